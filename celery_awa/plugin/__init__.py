@@ -1,0 +1,1 @@
+"""Where celery-awa meets Celery: the task base, the worker step, the signals, the messages."""

@@ -1,0 +1,79 @@
+"""Runs in every process and thread: which attempt this code belongs to, and what its process has.
+
+A ContextVar follows coroutines and ``asyncio.to_thread``; plain threads get the handle instead.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from ..runtime.attempt import Attempt
+from ..runtime.task_process import TaskProcess
+from ..runtime.trouble import Trouble
+from ..runtime.worker_pages import WorkerPages
+
+_attempt: ContextVar[Attempt | None] = ContextVar("celery_awa_attempt", default=None)
+current_attempt_or_none = _attempt.get
+
+#: Where a request carries its attempt, so that signal handlers find it after the body.
+ON_REQUEST = "awa_attempt"
+
+trouble = Trouble()
+
+
+class Here:
+    """What this process has: it executes tasks, or it is a prefork worker that reads pages."""
+
+    process: TaskProcess | None = None
+    pages: WorkerPages | None = None
+    #: True in a pool child, where the worker gives the verdict on an aborted attempt.
+    is_child: bool = False
+    #: What a fork handed down; kept, so that nothing of it is closed on the parent's behalf.
+    inherited: list[object] = []
+
+
+here = Here()
+
+
+def current_attempt() -> Attempt | None:
+    """The attempt that this code runs in, or None; see docs for plain threads.
+
+    Works in helper code however deep, in coroutines and in ``asyncio.to_thread``.
+    """
+    return _attempt.get()
+
+
+@contextmanager
+def running(attempt: Attempt | None) -> Iterator[None]:
+    """Within it, this is the attempt; None hides the outer one from a direct call of a task."""
+    token = _attempt.set(attempt)
+    try:
+        yield
+    finally:
+        _attempt.reset(token)
+
+
+def is_ours(task: Any) -> bool:
+    """Whether this is a task of one of our classes; a proxy is what it stands for."""
+    return getattr(task, "awa_task", False) is True
+
+
+def attempt_of(request: Any) -> Attempt | None:
+    """The attempt that this request began, if it began one."""
+    return getattr(request, "__dict__", {}).get(ON_REQUEST)
+
+
+def _leave_inherited() -> None:
+    """In a forked child: nothing of the parent's is ours. A pool child starts its own later."""
+    here.inherited += [part for part in (here.process, here.pages) if part is not None]
+    if here.process is not None:
+        here.process.detach()
+    here.process = here.pages = None
+    here.is_child = False
+
+
+os.register_at_fork(after_in_child=_leave_inherited)

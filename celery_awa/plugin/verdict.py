@@ -1,0 +1,150 @@
+"""Runs in the worker's own process: Celery's verdict on attempts that could not end themselves.
+
+A child was lost, hit its hard time limit, or a message was revoked. Called on the worker's main
+thread or the pool's result thread; writing is queued, so nothing here waits.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any
+
+from billiard.exceptions import TimeLimitExceeded, WorkerLostError
+from celery.utils.imports import symbol_by_name
+
+from ..model import JobState, NewAttempt, Transition
+from ..runtime.ending import error_text
+from . import envelope, lifecycle, message
+from .current import here
+
+_deciding: ContextVar[LostRequest | None] = ContextVar("celery_awa_deciding", default=None)
+deciding = _deciding.get
+_LOST = (WorkerLostError, TimeLimitExceeded, SystemExit, KeyboardInterrupt)
+
+
+class LostRequest:
+    """Mixin over a task's Celery request class: hears the verdict while Celery gives it."""
+
+    _awa_decided = False
+
+    def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
+        error = getattr(exc_info.exception, "exc", exc_info.exception)
+        with _watching(self, isinstance(error, _LOST)):
+            return super().on_failure(exc_info, *args, **kwargs)  # type: ignore[misc]  # Celery's Request follows in the MRO
+
+    def on_timeout(self, soft: bool, timeout: float) -> Any:
+        with _watching(self, not soft):
+            answer = super().on_timeout(soft, timeout)  # type: ignore[misc]  # see on_failure
+        if not soft:
+            # Celery before 5.7 sends no signal here.
+            self.awa_decide(JobState.FAILED, error_text(f"TimeLimitExceeded: {timeout}"))
+        return answer
+
+    def reject(self, requeue: bool = False) -> Any:
+        # Our row first: the copy may be running a moment after it was returned.
+        if requeue and _deciding.get() is self:
+            self.awa_decide(JobState.AVAILABLE, unsent=True)
+        return super().reject(requeue=requeue)  # type: ignore[misc]  # see on_failure
+
+    def _success_was_stored(self) -> Any:
+        stored = super()._success_was_stored()  # type: ignore[misc]  # Celery 5.7's; see on_failure
+        if stored:
+            self.awa_decide(JobState.COMPLETED)
+        return stored
+
+    def awa_continue(self, signature: Any) -> Any:
+        """The signature of ``retry_on_worker_lost``, naming the lease that it continues."""
+        request: Any = self
+        pages = here.pages
+        lease = pages.lease_of(request.id, request.worker_pid) if pages is not None else None
+        headers = dict(signature.options.get("headers") or {})
+        headers.pop(message.FROM, None)
+        if lease is not None:
+            headers[message.FROM] = lease
+        signature.options["headers"] = headers
+        signature.apply_async = functools.partial(self._publish, signature, signature.apply_async)
+        return signature
+
+    def _publish(self, signature: Any, apply_async: Any, *args: Any, **kwargs: Any) -> Any:
+        result = apply_async(*args, **kwargs)
+        # After it: if it fails, Celery goes on to another verdict. The next attempt may claim
+        # before this is written, and then it is the row's.
+        self.awa_decide(
+            JobState.RETRYABLE, run_in=lifecycle.seconds_until(signature.options)
+        )
+        return result
+
+    def awa_decide(
+        self,
+        to: JobState,
+        error: str | None = None,
+        *,
+        run_in: float | None = None,
+        unsent: bool = False,
+    ) -> None:
+        """Pass the verdict on, the first one only: the hard limit's signal fires twice."""
+        if self._awa_decided or here.pages is None:
+            return
+        self._awa_decided = True
+        request: Any = self
+        transition = Transition(to, error=error, run_in=run_in, unsent=unsent)
+        _queue(request.task, request._context, request.worker_pid, transition, late=False)
+
+
+@contextmanager
+def _watching(request: LostRequest, lost: bool) -> Iterator[None]:
+    """What Celery decides in here is a verdict on this request, if its child is lost."""
+    token = _deciding.set(request if lost else None)
+    try:
+        yield
+    finally:
+        _deciding.reset(token)
+
+
+def failed(exception: BaseException) -> None:
+    """Celery stored a failure for the request that it is deciding on."""
+    request = _deciding.get()
+    if request is not None:
+        request.awa_decide(JobState.FAILED, error_text(exception))
+
+
+def revoked(task: Any, context: Any) -> None:
+    """Celery revoked a message: before its start, at expiry, or a running one by terminating."""
+    transition = Transition(JobState.CANCELLED)
+    if here.pages is not None:
+        _queue(task, context, None, transition, late=True)
+    elif here.process is not None:
+        described = _describe(task, context, True, None)
+        here.process.end_unstarted(described, _whole(task, context, transition))
+
+
+def _queue(
+    task: Any, context: Any, pid: int | None, transition: Transition, *, late: bool
+) -> None:
+    if here.pages is not None:
+        describe = functools.partial(_describe, task, context, late)
+        here.pages.end_lost(context.id, pid, _whole(task, context, transition), describe)
+
+
+def _whole(task: Any, context: Any, transition: Transition) -> Transition:
+    if transition.to is JobState.COMPLETED:
+        return transition
+    return replace(transition, envelope=envelope.build(task, context))
+
+
+def _describe(task: Any, context: Any, late: bool, token: str | None) -> NewAttempt:
+    from_lease = message.headers_of(context).get(message.FROM)
+    return message.describe(
+        task, context, token or message.new_token(), from_lease=from_lease, late=late
+    )
+
+
+def hear_verdicts(task: Any) -> None:
+    """Make a task's request class one of ours, whatever it was (worker start, before messages)."""
+    base = symbol_by_name(task.Request)
+    if not issubclass(base, LostRequest):
+        task.Request = type(f"Awa{base.__name__}", (LostRequest, base), {})

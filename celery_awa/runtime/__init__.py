@@ -1,0 +1,1 @@
+"""What runs beside the tasks: no Celery and no SQL in here."""

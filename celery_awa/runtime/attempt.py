@@ -1,0 +1,208 @@
+"""Runs in the process that executes the task: its thread reports, the database thread answers.
+
+The fields are written one at a time and each by one side only, so no lock is needed beside the
+buffer's own: ``ended`` is set before ``claim_sent`` is read, and the other way about in the
+database thread, so one of the two always sees the other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from ..errors import InvalidProgress, LeaseLost, StoreUnavailable
+from ..model import Claim, Lease, NewAttempt, Snapshot, Transition, Verdict
+from ..progress import ProgressBuffer
+from ..progress_brief import UNSET, Unset
+from .page import Page
+
+#: Seconds that reading a checkpoint before the claim waits, unless it is known.
+READ_TIMEOUT = 5.0
+
+
+class Desk(Protocol):
+    """What an attempt asks of its process."""
+
+    def learn(self, attempt: Attempt, timeout: float) -> None:
+        """Claim now; StoreUnavailable if there is no answer in time."""
+        ...
+
+    def flush(self, attempt: Attempt, timeout: float) -> bool:
+        """Write the snapshot and wait; False if the lease is lost."""
+        ...
+
+
+class Attempt:
+    """One execution of a task, for its task and, as a handle, for the task's other threads.
+
+    Every method may be called from any thread of the process that executes the task.
+    """
+
+    def __init__(
+        self,
+        token: str,
+        task_id: str,
+        describe: Callable[[str, bool], NewAttempt],
+        desk: Desk | None,
+        *,
+        owner: object = None,
+        limit: int,
+        number: int = 1,
+    ) -> None:
+        #: The task that began it; a task nested in it does not report to it.
+        self.owner = owner
+        self.token = token
+        self.task_id = task_id
+        self.buffer = ProgressBuffer(limit)
+        self.page: Page | None = None
+        self.started_at = time.monotonic()
+        self.claim_due = float("inf")
+        self.claim_sent = False
+        self.claim: Claim | None = None
+        self.unclaimable: str | None = None
+        self.confirmed_at = self.started_at
+        self.ended = False
+        self.run_token: str | None = None
+        self.lease: Lease | None = None
+        #: The number of this attempt in its run, from 1. A guess until the claim.
+        self.number = number
+        self._describe = describe
+        self._desk = desk
+        self._lost = False
+        self._checkpoint: Mapping[str, Any] = MappingProxyType({})
+
+    # The task and its threads.
+
+    def set_progress(
+        self,
+        percent: float | Unset | None = UNSET,
+        message: str | None = None,
+        *,
+        current: float | None = None,
+        total: float | None = None,
+    ) -> None:
+        """Report how far the work is; see :meth:`celery_awa.AwaMixin.set_progress`."""
+        self.buffer.set_progress(percent, message, current=current, total=total)
+
+    def update_metadata(self, values: Mapping[str, Any]) -> None:
+        """Merge into the checkpoint; see :meth:`celery_awa.AwaMixin.update_metadata`."""
+        self.buffer.update_metadata(values)
+
+    def flush_progress(self, timeout: float = 5.0) -> bool:
+        """Write now and wait; see :meth:`celery_awa.AwaMixin.flush_progress`."""
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+            raise InvalidProgress("timeout", f"{timeout!r} is not a number of seconds above 0")
+        if self._desk is None:
+            return True
+        if self.lost or self.ended:
+            return False
+        if not self.pending:
+            return True
+        return self._desk.flush(self, timeout)
+
+    @property
+    def progress(self) -> dict[str, Any] | None:
+        """The progress as it is now, a copy; None if nothing was ever reported.
+
+        Before the claim it waits for it: raises StoreUnavailable after 5 seconds, and LeaseLost.
+        """
+        self._learn()
+        return self.buffer.value()
+
+    @property
+    def checkpoint(self) -> Mapping[str, Any]:
+        """What earlier attempts left in ``metadata``, read-only; empty in a new run.
+
+        Before the claim it waits for it: raises StoreUnavailable after 5 seconds, and LeaseLost.
+        """
+        self._learn()
+        return self._checkpoint
+
+    def _learn(self) -> None:
+        if self._desk is None:
+            return
+        if self.claim is None:
+            self._desk.learn(self, READ_TIMEOUT)
+        if self.unclaimable is not None:
+            raise StoreUnavailable(f"the database refused this attempt: {self.unclaimable}")
+        if self.claim is not None and self.claim.verdict is not Verdict.YOURS:
+            raise LeaseLost
+
+    # The process around it.
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease is known to be gone."""
+        return self._lost or (self.page is not None and self.page.lost())
+
+    @property
+    def pending(self) -> bool:
+        """Whether something was reported that the database has not confirmed."""
+        return self.buffer.generation > self.acknowledged()
+
+    @property
+    def heard_of_at(self) -> float:
+        """When the last confirmed heartbeat was sent, in ``time.monotonic()``."""
+        answered = self.page.confirmed_at() if self.page is not None else None
+        return max(self.confirmed_at, answered or 0.0)
+
+    def describe(self, *, late: bool) -> NewAttempt:
+        """What the message says of this attempt. Raises whatever foreign code raises in it."""
+        return self._describe(self.token, late)
+
+    def claimed(self, claim: Claim, sent_at: float) -> bool:
+        """The answer to the claim (database thread). False if not all that was reported fits."""
+        fits = True
+        if claim.verdict is Verdict.YOURS and claim.lease is not None:
+            kept = claim.progress or {}
+            fits = self.buffer.lay_over(claim.progress)
+            self._checkpoint = MappingProxyType(dict(kept.get("metadata") or {}))
+            self.lease, self.number = claim.lease, claim.attempt
+            self.run_token = claim.run_token
+            self.confirmed_at = sent_at
+            if self.page is not None:
+                self.page.set_lease(claim.lease, token=self.token)
+        else:
+            self._lost = True
+        self.claim = claim  # last: the readers look at it first
+        return fits
+
+    def start_from(self, kept: dict[str, Any] | None) -> None:
+        """Begin with kept progress, without a claim (eager mode)."""
+        self.buffer.lay_over(kept)
+        self._checkpoint = MappingProxyType(dict((kept or {}).get("metadata") or {}))
+
+    def unclaim(self) -> None:
+        """The row was deleted for a replacement that was never sent: begin anew without one."""
+        self.claim, self.lease, self.claim_sent = None, None, False
+        self.ended = False
+
+    def detach(self) -> None:
+        """In a process forked by the task: this attempt is not ours to report for."""
+        self._desk, self.page = None, None
+        self.buffer.attach(None)
+
+    # One attempt's part in a heartbeat (database thread); a page offers the same.
+
+    def generation(self) -> int:
+        return self.buffer.generation
+
+    def acknowledged(self) -> int:
+        """The generation that the database confirmed, to this process or to the worker."""
+        by_worker = self.page.acknowledged() if self.page is not None else 0
+        return max(self.buffer.acknowledged, by_worker)
+
+    def snapshot(self) -> Snapshot:
+        return self.buffer.snapshot()
+
+    def answer(
+        self, *, acknowledged: int, confirmed_at: float, lost: bool = False, stop: bool = False
+    ) -> None:
+        self.buffer.acknowledge(acknowledged)
+        if lost:
+            self._lost = True
+        else:
+            self.confirmed_at = confirmed_at
+

@@ -1,0 +1,85 @@
+"""Runs on the database thread of the process that executes the task: gives attempts their row.
+
+An attempt is claimed once it has run for ``awa_claim_after``, or at the next write cycle after it
+reported something; a short task that reports nothing never is (docs/adr/0002).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ..errors import RowLocked, StoreRefused
+from ..settings import Settings
+from ..store.protocol import Store
+from .attempt import Attempt
+from .in_flight import InFlight
+from .trouble import Trouble
+
+#: Seconds until a claim is tried again whose row was locked.
+LOCKED_PAUSE = 0.5
+
+
+class Claims:
+    """The service that claims attempts which have run for a while."""
+
+    def __init__(self, in_flight: InFlight, settings: Settings, trouble: Trouble) -> None:
+        self._in_flight = in_flight
+        self._settings = settings
+        self._trouble = trouble
+
+    def due(self) -> float | None:
+        return min((self._due_at(attempt) for attempt in self._unclaimed()), default=None)
+
+    def run_once(self, open_store: Callable[[], Store]) -> int:
+        """Claim what is due; returns how many were claimed."""
+        now = time.monotonic()
+        due = [attempt for attempt in self._unclaimed() if self._due_at(attempt) <= now]
+        for attempt in due:
+            try:
+                self.claim(open_store(), attempt, late=True)
+            except RowLocked:
+                attempt.claim_due = time.monotonic() + LOCKED_PAUSE
+        return len(due)
+
+    def claim(self, store: Store, attempt: Attempt, *, late: bool) -> None:
+        """Claim one attempt, unless it has its answer, has ended or cannot be claimed."""
+        if attempt.claim is not None or attempt.unclaimable is not None:
+            return
+        attempt.claim_sent = True
+        if attempt.ended:
+            return
+        sent_at = time.monotonic()
+        try:
+            claim = store.claim(attempt.describe(late=late))
+        except StoreRefused as exc:
+            self._give_up(attempt, str(exc))
+            return
+        if not attempt.claimed(claim, sent_at):
+            self._trouble.warn(
+                "overflow",
+                "celery-awa: what task %s reported before its claim and what it left earlier are "
+                "too large together; the earlier checkpoint was kept",
+                attempt.task_id,
+            )
+
+    def _give_up(self, attempt: Attempt, reason: str) -> None:
+        attempt.unclaimable = reason
+        self._trouble.warn(
+            "refused",
+            "celery-awa: task %s runs without a row, the database refused it: %s",
+            attempt.task_id,
+            reason,
+        )
+
+    def _unclaimed(self) -> list[Attempt]:
+        return [
+            attempt
+            for attempt in self._in_flight.all()
+            if attempt.claim is None and attempt.unclaimable is None and not attempt.ended
+        ]
+
+    def _due_at(self, attempt: Attempt) -> float:
+        if attempt.generation():
+            return min(attempt.claim_due, attempt.started_at + self._settings.write_interval)
+        return attempt.claim_due

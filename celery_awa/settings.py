@@ -1,0 +1,100 @@
+"""The settings: every name, default and rule in one place, parsed and checked once."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from .errors import SettingsError
+
+PREFIX = "awa_"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One worker's settings. Each is the Celery setting ``awa_<name>``; times are seconds.
+
+    ``heartbeat_interval`` and ``stale_after`` must be the same in all workers of a database.
+    """
+
+    #: libpq URL or key=value string, ``embedded:`` or ``embedded:PATH``.
+    database_url: str | None = None
+    #: The Postgres schema of the tables.
+    schema: str = "celery_awa"
+    #: How often pending progress is written.
+    write_interval: float = 2.0
+    #: How often a running attempt proves that it lives.
+    heartbeat_interval: float = 10.0
+    #: How long without a heartbeat until an attempt counts as stale.
+    stale_after: float = 30.0
+    #: How long an attempt runs before it takes its row; 0 takes it at the start.
+    claim_after: float = 1.0
+    #: How long an unused connection of a pool child stays open.
+    connection_idle: float = 10.0
+    #: Bytes of JSON that one snapshot may take.
+    max_progress_bytes: int = 65_536
+    #: Bytes that an envelope may take; a larger one is not stored and cannot be sent again.
+    max_envelope_bytes: int = 262_144
+    #: Folder of the slate; None: shared memory, else the temporary folder.
+    slate_dir: str | None = None
+
+
+_MAY_BE_ZERO = frozenset({"claim_after"})
+_NAMES = frozenset(PREFIX + f.name for f in fields(Settings))
+
+
+def read_settings(get: Callable[[str], Any]) -> Settings:
+    """Settings from Celery's configuration, asked by ``get(name)``, which answers None if unset.
+
+    Raises SettingsError naming the first value that is not allowed, and what is.
+    """
+    found = {}
+    for field in fields(Settings):
+        value = get(PREFIX + field.name)
+        if value is not None:
+            found[field.name] = _checked(field.name, str(field.type), value)
+    settings = Settings(**found)
+    if settings.stale_after < 2 * settings.heartbeat_interval:
+        raise SettingsError(
+            f"awa_stale_after is {settings.stale_after:g} s; it must be at least twice "
+            f"awa_heartbeat_interval ({settings.heartbeat_interval:g} s)"
+        )
+    return settings
+
+
+def unknown_settings(names: Iterable[str]) -> list[str]:
+    """One line for each ``awa_`` name that no setting has, with the likeliest one meant."""
+    lines = []
+    for name in sorted({name.lower() for name in names}):
+        if name.startswith(PREFIX) and name not in _NAMES:
+            near = difflib.get_close_matches(name, _NAMES, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            lines.append(f"unknown setting {name}{hint}")
+    return lines
+
+
+def _checked(name: str, kind: str, value: Any) -> Any:
+    if kind.startswith("str"):
+        return _text(name, value)
+    number = _number(name, value, whole=kind == "int")
+    if number < 0 and name in _MAY_BE_ZERO:
+        raise SettingsError(f"{PREFIX}{name} is {value!r}; it must not be less than 0")
+    if number <= 0 and name not in _MAY_BE_ZERO:
+        raise SettingsError(f"{PREFIX}{name} is {value!r}; it must be greater than 0")
+    return number
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise SettingsError(f"{PREFIX}{name} is {value!r}; it must be a text that is not empty")
+    return value
+
+
+def _number(name: str, value: Any, *, whole: bool) -> float:
+    kinds = (int,) if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not abs(value) < 1e9:
+        wanted = "a whole number of bytes" if whole else "a number of seconds"
+        raise SettingsError(f"{PREFIX}{name} is {value!r}; it must be {wanted}")
+    return value if whole else float(value)

@@ -1,0 +1,1 @@
+"""The only layer that knows psycopg: protocol, canonical storage, migrations, embedded server."""

@@ -1,0 +1,256 @@
+"""The canonical storage: everything about a job lies in its row."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+import psycopg
+from psycopg.rows import dict_row
+
+from ..errors import RowLocked
+from ..model import (
+    Answer,
+    Beat,
+    Claim,
+    Ended,
+    Job,
+    JobError,
+    JobState,
+    Lease,
+    NewAttempt,
+    Pulse,
+    Transition,
+    Verdict,
+)
+from .connection import connect, translated
+from .migrations import check_schema
+from .sql_files import query
+
+#: Bytes of snapshots in one statement; what is above goes into a further one.
+MAX_STATEMENT_BYTES = 8 * 1024 * 1024
+
+Row = dict[str, Any]
+_MESSAGE_FIELDS = tuple(f.name for f in fields(NewAttempt) if f.name != "envelope")
+
+
+def open_store(url: str, schema: str) -> CanonicalStore:
+    """Connect, and make sure that the schema is ours and of our version.
+
+    Raises StoreUnavailable, SchemaError or SettingsError.
+    """
+    connection = connect(url)
+    try:
+        check_schema(connection, schema)
+    except BaseException:
+        connection.close()
+        raise
+    return CanonicalStore(connection, schema)
+
+
+class CanonicalStore:
+    """The store's verbs over one connection; see :class:`~celery_awa.store.protocol.Store`."""
+
+    def __init__(self, connection: psycopg.Connection[Any], schema: str) -> None:
+        self._connection = connection
+        self._schema = schema
+
+    def claim(self, attempt: NewAttempt) -> Claim:
+        row = self._row("claim", attempt=_message(attempt), envelope=attempt.envelope)
+        verdict = Verdict(row["verdict"])
+        if verdict is not Verdict.YOURS:
+            return Claim(verdict)
+        return Claim(
+            verdict,
+            Lease(row["id"], row["run_lease"]),
+            row["attempt"],
+            row["progress"],
+            row["run_token"],
+        )
+
+    def knows(self, task_id: str) -> bool:
+        return bool(self._row("knows", task_id=task_id)["known"])
+
+    def owns(self, lease: Lease) -> bool:
+        return lease in self.held([lease])
+
+    def heartbeat(
+        self, leases: Sequence[Lease], *, skip_locked: bool = False
+    ) -> dict[Lease, Pulse]:
+        if not leases:
+            return {}
+        return _pulses(self._rows("heartbeat", **_columns(leases), skip_locked=skip_locked))
+
+    def heartbeat_with_progress(
+        self, beats: Sequence[Beat], *, skip_locked: bool = False
+    ) -> dict[Lease, Pulse]:
+        pulses: dict[Lease, Pulse] = {}
+        for part in _by_size(beats):
+            rows = self._rows(
+                "heartbeat_with_progress",
+                **_columns([beat.lease for beat in part]),
+                progress=[beat.snapshot.json if beat.snapshot else None for beat in part],
+                generations=[beat.snapshot.generation if beat.snapshot else 0 for beat in part],
+                skip_locked=skip_locked,
+            )
+            pulses.update(_pulses(rows))
+        return pulses
+
+    def held(self, leases: Sequence[Lease]) -> frozenset[Lease]:
+        if not leases:
+            return frozenset()
+        rows = self._rows("held", **_columns(leases))
+        return frozenset(Lease(row["id"], row["run_lease"]) for row in rows)
+
+    def end(self, lease: Lease, token: str, transition: Transition) -> Ended:
+        row = self._row(
+            "end_attempt",
+            id=lease.job_id,
+            run_lease=lease.run_lease,
+            token=token,
+            transition=_transition(transition),
+            envelope=transition.envelope,
+        )
+        return Ended(Answer(row["answer"]), lease)
+
+    def end_unclaimed(self, attempt: NewAttempt, transition: Transition) -> Ended:
+        row = self._row(
+            "end_unclaimed",
+            attempt=_message(attempt),
+            envelope=transition.envelope,
+            transition=_transition(transition),
+        )
+        answer = Answer(row["answer"])
+        if answer is Answer.GONE:
+            return Ended(answer)
+        return Ended(answer, Lease(row["id"], row["run_lease"]), row["run_token"])
+
+    def record_completed(self, attempts: Sequence[NewAttempt]) -> None:
+        locked: RowLocked | None = None
+        for attempt in self._not_recorded(attempts):
+            try:
+                self.end_unclaimed(attempt, Transition(JobState.COMPLETED))
+            except RowLocked as exc:
+                locked = exc
+        if locked is not None:
+            raise locked
+
+    def _not_recorded(self, attempts: Sequence[NewAttempt]) -> Sequence[NewAttempt]:
+        """Insert what is new in one statement; returns what must be ended one by one."""
+        if not attempts:
+            return ()
+        try:
+            rows = self._rows("record_completed", attempts=f"[{','.join(map(_message, attempts))}]")
+        except RowLocked:
+            return attempts
+        left = {row["token"] for row in rows}
+        return [attempt for attempt in attempts if attempt.token in left]
+
+    def sent(self, lease: Lease) -> None:
+        self._run("sent", lambda cursor: None, id=lease.job_id, run_lease=lease.run_lease)
+
+    def get_job(self, task_id: str) -> Job | None:
+        rows = self._rows("get_job", task_id=task_id)
+        return _job(rows[0]) if rows else None
+
+    def list_jobs(
+        self,
+        *,
+        state: JobState | None = None,
+        kind: str | None = None,
+        limit: int = 100,
+        before_id: int | None = None,
+    ) -> list[Job]:
+        rows = self._rows(
+            "list_jobs",
+            state=state.value if state else None,
+            kind=kind,
+            limit=limit,
+            before_id=before_id,
+        )
+        return [_job(row) for row in rows]
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def abandon(self) -> None:
+        # The parent goes on using the socket. Under the same number stands /dev/null now, so
+        # whatever the driver says while it is freed goes nowhere.
+        if self._connection.closed:
+            return
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nowhere, self._connection.fileno())
+        os.close(nowhere)
+
+    def _row(self, name: str, **parameters: object) -> Row:
+        return self._rows(name, **parameters)[0]
+
+    def _rows(self, name: str, **parameters: object) -> list[Row]:
+        rows: list[Row] = self._run(name, lambda cursor: cursor.fetchall(), **parameters)
+        return rows
+
+    def _run(
+        self, name: str, answer: Callable[[psycopg.Cursor[Row]], Any], **parameters: object
+    ) -> Any:
+        text: Any = query(name, self._schema)
+        with translated(), self._connection.cursor(row_factory=dict_row) as cursor:
+            cursor.execute(text, parameters)
+            return answer(cursor)
+
+
+@translated()
+def _message(attempt: NewAttempt) -> str:
+    return msgspec.json.encode({name: getattr(attempt, name) for name in _MESSAGE_FIELDS}).decode()
+
+
+@translated()
+def _transition(transition: Transition) -> str:
+    snapshot = transition.snapshot
+    return msgspec.json.encode(
+        {
+            "state": transition.to.value if transition.to else None,
+            "progress": msgspec.Raw(snapshot.json) if snapshot and snapshot.json else None,
+            "generation": snapshot.generation if snapshot else None,
+            "error": transition.error,
+            "run_in": transition.run_in,
+            "unsent": transition.unsent,
+            "uncounted": transition.uncounted,
+        }
+    ).decode()
+
+
+def _columns(leases: Sequence[Lease]) -> dict[str, list[int]]:
+    return {
+        "ids": [lease.job_id for lease in leases],
+        "run_leases": [lease.run_lease for lease in leases],
+    }
+
+
+def _pulses(rows: list[Row]) -> dict[Lease, Pulse]:
+    return {
+        Lease(row["id"], row["run_lease"]): Pulse(
+            row["progress_generation"], row["cancel_requested"]
+        )
+        for row in rows
+    }
+
+
+def _by_size(beats: Sequence[Beat]) -> list[list[Beat]]:
+    parts: list[list[Beat]] = []
+    room = 0
+    for beat in beats:
+        size = len((beat.snapshot.json or "").encode(errors="replace")) if beat.snapshot else 0
+        if not parts or size > room:
+            parts.append([])
+            room = MAX_STATEMENT_BYTES
+        parts[-1].append(beat)
+        room -= size
+    return parts
+
+
+def _job(row: Row) -> Job:
+    errors = tuple(msgspec.convert(error, JobError, strict=False) for error in row.pop("errors"))
+    return Job(**(row | {"state": JobState(row["state"])}), errors=errors)

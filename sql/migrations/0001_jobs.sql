@@ -1,0 +1,467 @@
+-- The tables of jobs, their view, and the functions that create, move and end a job.
+--
+-- The jobs_hot row is the mutex of a task: whoever creates or moves a row takes the hot row
+-- first, and looks into scheduled_jobs in a LATER statement of the same transaction. Under READ
+-- COMMITTED each statement of a volatile function has a snapshot of its own, taken after the
+-- lock; one statement that does both would look with the older one (docs/adr/0003).
+
+CREATE SEQUENCE {schema}.jobs_id_seq AS bigint;
+
+CREATE TABLE {schema}.jobs_hot (
+    id bigint PRIMARY KEY DEFAULT nextval('{schema}.jobs_id_seq'),
+    task_id text NOT NULL CONSTRAINT jobs_hot_task_id_key UNIQUE
+        CHECK (char_length(task_id) <= 512),
+    kind text NOT NULL,
+    queue text,
+    state text NOT NULL CONSTRAINT jobs_hot_state_check CHECK (
+        state IN ('available', 'running', 'completed', 'failed', 'cancelled', 'waiting_external')
+    ),
+    attempt integer NOT NULL DEFAULT 0,
+    max_attempts integer,
+    args_repr text NOT NULL DEFAULT '',
+    kwargs_repr text NOT NULL DEFAULT '',
+    envelope bytea,
+    run_token text NOT NULL,
+    retries integer NOT NULL DEFAULT 0,
+    run_lease bigint NOT NULL DEFAULT 1,
+    attempt_token text,
+    worker text,
+    progress jsonb,
+    progress_generation bigint NOT NULL DEFAULT 0,
+    progress_at timestamptz,
+    heartbeat_at timestamptz,
+    deadline_at timestamptz,
+    run_at timestamptz,
+    send_after timestamptz,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    attempted_at timestamptz,
+    finalized_at timestamptz,
+    errors jsonb[] NOT NULL DEFAULT '{}',
+    rescues integer NOT NULL DEFAULT 0,
+    rescue_mark text,
+    cancel_requested boolean NOT NULL DEFAULT false,
+    duplicate_at timestamptz,
+    callback_id text,
+    callback_timeout_at timestamptz,
+    root_id text,
+    parent_id text,
+    group_id text,
+    group_index integer
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);
+
+-- Waiting jobs change rarely, so their table is packed. The columns and their order are those of
+-- jobs_hot: rows move as they are.
+CREATE TABLE {schema}.scheduled_jobs (
+    LIKE {schema}.jobs_hot INCLUDING DEFAULTS,
+    PRIMARY KEY (id),
+    CONSTRAINT scheduled_jobs_task_id_key UNIQUE (task_id),
+    CONSTRAINT scheduled_jobs_state_check CHECK (state IN ('scheduled', 'retryable'))
+);
+
+-- For the look at what runs. A heartbeat changes no column of it, so heartbeats stay HOT.
+CREATE INDEX jobs_hot_running ON {schema}.jobs_hot (id) WHERE state = 'running';
+
+-- For reading only, and without the envelope, which holds the arguments in the clear.
+CREATE VIEW {schema}.jobs AS
+SELECT id, task_id, kind, queue, state, attempt, max_attempts, args_repr, kwargs_repr, retries,
+    run_lease, worker, progress, progress_at, heartbeat_at, deadline_at, run_at, send_after,
+    created_at, attempted_at, finalized_at, errors, rescues, cancel_requested, duplicate_at,
+    callback_id, callback_timeout_at, root_id, parent_id, group_id, group_index
+FROM {schema}.jobs_hot
+UNION ALL
+SELECT id, task_id, kind, queue, state, attempt, max_attempts, args_repr, kwargs_repr, retries,
+    run_lease, worker, progress, progress_at, heartbeat_at, deadline_at, run_at, send_after,
+    created_at, attempted_at, finalized_at, errors, rescues, cancel_requested, duplicate_at,
+    callback_id, callback_timeout_at, root_id, parent_id, group_id, group_index
+FROM {schema}.scheduled_jobs;
+
+-- What a message says of its task (celery_awa.model.NewAttempt, without the envelope).
+CREATE TYPE {schema}.new_attempt AS (
+    token text,
+    task_id text,
+    kind text,
+    queue text,
+    worker text,
+    run_token text,
+    run_named boolean,
+    from_lease bigint,
+    retries integer,
+    redelivered boolean,
+    max_attempts integer,
+    args_repr text,
+    kwargs_repr text,
+    root_id text,
+    parent_id text,
+    group_id text,
+    group_index integer,
+    late boolean
+);
+
+-- An end of an attempt (celery_awa.model.Transition, without the envelope).
+CREATE TYPE {schema}.transition AS (
+    state text,
+    progress jsonb,
+    generation bigint,
+    error text,
+    run_in double precision,
+    unsent boolean,
+    uncounted boolean
+);
+
+-- Which run a message belongs to, and whether it may have the job:
+--   repeat    this very attempt has claimed before: the answer was lost
+--   ended     this very attempt has ended
+--   fresh     the message begins a new run
+--   continue  the message continues this run
+--   finished  a late copy of a run that is over, or a used copy while a newer message is awaited
+--   held      the claim comes late, and an attempt that it does not follow has the job
+-- Messages of one run are ordered by (retries, from_lease). A row keeps the retries of the
+-- attempt that claimed it last, so the message of a retry is newer than its row even if the
+-- lease was not known when it was published.
+CREATE FUNCTION {schema}.claim_decision(
+    p_state text, p_run_token text, p_run_lease bigint, p_retries integer, p_token text,
+    p_attempt {schema}.new_attempt
+) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE
+        WHEN p_token = p_attempt.token AND p_state = 'running' THEN 'repeat'
+        WHEN p_token = p_attempt.token THEN 'ended'
+        WHEN p_attempt.run_named AND p_attempt.run_token <> p_run_token THEN 'fresh'
+        WHEN p_state IN ('completed', 'failed', 'cancelled') THEN
+            CASE WHEN p_attempt.run_named
+                    OR p_attempt.redelivered
+                    OR p_attempt.retries > 0
+                    OR p_attempt.from_lease IS NOT NULL
+                    OR p_attempt.run_token = p_run_token
+                THEN 'finished' ELSE 'fresh' END
+        WHEN p_state IN ('retryable', 'scheduled', 'waiting_external') AND (
+                p_attempt.retries < p_retries
+                OR p_attempt.retries = p_retries
+                    AND coalesce(p_attempt.from_lease, 0) < p_run_lease
+            ) THEN 'finished'
+        WHEN p_state = 'running' AND p_attempt.late AND NOT p_attempt.redelivered
+            AND p_attempt.retries <= p_retries
+            AND p_attempt.from_lease IS DISTINCT FROM p_run_lease THEN 'held'
+        ELSE 'continue'
+    END
+$$;
+
+-- Give an attempt its row and a new lease.
+CREATE FUNCTION {schema}.claim(p_attempt jsonb, p_envelope bytea)
+RETURNS TABLE (
+    verdict text, id bigint, run_lease bigint, attempt integer, progress jsonb, run_token text
+) LANGUAGE plpgsql SET lock_timeout = '500ms' AS $$
+#variable_conflict use_column
+DECLARE
+    a {schema}.new_attempt := jsonb_populate_record(NULL::{schema}.new_attempt, p_attempt);
+    job {schema}.jobs_hot;
+    waiting {schema}.scheduled_jobs;
+    decision text;
+BEGIN
+    LOOP
+        -- Take the mutex: a row of our own, or the lock on the one that is there.
+        INSERT INTO {schema}.jobs_hot AS j (
+            task_id, kind, queue, state, attempt, max_attempts, args_repr, kwargs_repr, envelope,
+            run_token, retries, attempt_token, worker, heartbeat_at, attempted_at,
+            root_id, parent_id, group_id, group_index
+        ) VALUES (
+            a.task_id, a.kind, a.queue, 'running', a.retries + 1, a.max_attempts, a.args_repr,
+            a.kwargs_repr, p_envelope, a.run_token, a.retries, a.token, a.worker, now(), now(),
+            a.root_id, a.parent_id, a.group_id, a.group_index
+        ) ON CONFLICT ON CONSTRAINT jobs_hot_task_id_key DO NOTHING
+        RETURNING j.* INTO job;
+        IF FOUND THEN
+            SELECT s.* INTO waiting FROM {schema}.scheduled_jobs s
+            WHERE s.task_id = a.task_id FOR UPDATE;
+            IF NOT FOUND THEN
+                RETURN QUERY SELECT 'yours', job.id, job.run_lease, job.attempt, job.progress,
+                    job.run_token;
+                RETURN;
+            END IF;
+            EXIT;
+        END IF;
+        SELECT j.* INTO job FROM {schema}.jobs_hot j WHERE j.task_id = a.task_id FOR UPDATE;
+        EXIT WHEN FOUND;
+        -- It was moved or deleted between the two statements: again.
+    END LOOP;
+
+    IF waiting.id IS NOT NULL THEN
+        decision := {schema}.claim_decision(
+            waiting.state, waiting.run_token, waiting.run_lease, waiting.retries,
+            waiting.attempt_token, a
+        );
+        -- The row that was our mutex makes room; its index entry goes on holding others off
+        -- until this transaction ends.
+        DELETE FROM {schema}.jobs_hot j WHERE j.id = job.id;
+        job := waiting;
+        IF decision IN ('fresh', 'continue') THEN
+            DELETE FROM {schema}.scheduled_jobs s WHERE s.id = waiting.id;
+            job.state := 'running';
+            INSERT INTO {schema}.jobs_hot SELECT job.*;
+        END IF;
+    ELSE
+        decision := {schema}.claim_decision(
+            job.state, job.run_token, job.run_lease, job.retries, job.attempt_token, a
+        );
+    END IF;
+
+    IF decision IN ('fresh', 'continue') THEN
+        UPDATE {schema}.jobs_hot j SET
+            kind = a.kind,
+            queue = a.queue,
+            state = 'running',
+            attempt = CASE decision WHEN 'fresh' THEN a.retries
+                ELSE greatest(j.attempt, a.retries) END + 1,
+            max_attempts = a.max_attempts,
+            args_repr = a.args_repr,
+            kwargs_repr = a.kwargs_repr,
+            envelope = p_envelope,
+            run_token = CASE decision WHEN 'fresh' THEN a.run_token ELSE j.run_token END,
+            retries = a.retries,
+            run_lease = j.run_lease + 1,
+            attempt_token = a.token,
+            worker = a.worker,
+            progress = CASE decision WHEN 'fresh' THEN NULL ELSE j.progress END,
+            progress_generation = 0,
+            progress_at = CASE decision WHEN 'fresh' THEN NULL ELSE j.progress_at END,
+            heartbeat_at = now(),
+            deadline_at = NULL,
+            run_at = NULL,
+            send_after = NULL,
+            created_at = CASE decision WHEN 'fresh' THEN now() ELSE j.created_at END,
+            attempted_at = now(),
+            finalized_at = NULL,
+            errors = CASE decision WHEN 'fresh' THEN '{}' ELSE j.errors END,
+            rescues = CASE decision WHEN 'fresh' THEN 0 ELSE j.rescues END,
+            rescue_mark = CASE decision WHEN 'fresh' THEN NULL ELSE j.rescue_mark END,
+            cancel_requested = decision = 'continue' AND j.cancel_requested,
+            duplicate_at = NULL,
+            callback_id = NULL,
+            callback_timeout_at = NULL,
+            root_id = a.root_id,
+            parent_id = a.parent_id,
+            group_id = a.group_id,
+            group_index = a.group_index
+        WHERE j.id = job.id
+        RETURNING j.* INTO job;
+    END IF;
+    RETURN QUERY SELECT
+        CASE WHEN decision IN ('repeat', 'fresh', 'continue') THEN 'yours' ELSE decision END,
+        job.id, job.run_lease, job.attempt, job.progress, job.run_token;
+END
+$$;
+
+-- The guarded transition that ends an attempt: done, repeated (done before by this attempt) or
+-- gone. A transition without a state deletes the row.
+CREATE FUNCTION {schema}.end_attempt(
+    p_id bigint, p_run_lease bigint, p_token text, p_transition jsonb, p_envelope bytea
+) RETURNS text LANGUAGE plpgsql SET lock_timeout = '500ms' AS $$
+DECLARE
+    t {schema}.transition := jsonb_populate_record(NULL::{schema}.transition, p_transition);
+    job {schema}.jobs_hot;
+BEGIN
+    SELECT j.* INTO job FROM {schema}.jobs_hot j
+    WHERE j.id = p_id AND j.run_lease = p_run_lease AND j.state = 'running' FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN {schema}.ended_before(p_id, p_run_lease, p_token, t.state);
+    END IF;
+    IF t.state IS NULL THEN
+        DELETE FROM {schema}.jobs_hot j WHERE j.id = p_id;
+        RETURN 'done';
+    END IF;
+
+    IF t.progress IS NOT NULL AND t.generation > job.progress_generation THEN
+        job.progress := t.progress;
+        job.progress_generation := t.generation;
+        job.progress_at := now();
+    END IF;
+    IF t.state = 'completed' THEN
+        job.progress := NULL;
+        job.envelope := NULL;
+    ELSIF p_envelope IS NOT NULL THEN
+        job.envelope := p_envelope;
+    END IF;
+    IF t.error IS NOT NULL THEN
+        job.errors := array_append(
+            job.errors[greatest(1, cardinality(job.errors) - 18):],
+            jsonb_build_object('attempt', job.attempt, 'at', now(), 'error', t.error)
+        );
+    END IF;
+    IF t.uncounted THEN
+        job.attempt := job.attempt - 1;
+    END IF;
+    job.state := t.state;
+    -- At most a hundred years: Python has no year above 9999 to read it back with.
+    job.run_at := now() + make_interval(secs => least(t.run_in, 3155760000));
+    job.send_after := CASE WHEN t.unsent THEN now() + interval '10 seconds' END;
+    job.finalized_at := CASE WHEN t.state IN ('completed', 'failed', 'cancelled') THEN now() END;
+
+    IF t.state IN ('retryable', 'scheduled') THEN
+        -- Only a row that leaves jobs_hot here enters scheduled_jobs: the lock above is held.
+        WITH moved AS (DELETE FROM {schema}.jobs_hot j WHERE j.id = p_id RETURNING j.id)
+        INSERT INTO {schema}.scheduled_jobs SELECT job.* FROM moved;
+    ELSE
+        UPDATE {schema}.jobs_hot j SET
+            state = job.state, attempt = job.attempt, progress = job.progress,
+            progress_generation = job.progress_generation, progress_at = job.progress_at,
+            envelope = job.envelope, errors = job.errors, run_at = job.run_at,
+            send_after = job.send_after, finalized_at = job.finalized_at
+        WHERE j.id = p_id;
+    END IF;
+    RETURN 'done';
+END
+$$;
+
+-- Whether this attempt made this very transition before (its answer was lost), or another did.
+CREATE FUNCTION {schema}.ended_before(
+    p_id bigint, p_run_lease bigint, p_token text, p_state text
+) RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN p_state IS NULL AND count(*) = 0
+        OR bool_or(j.run_lease = p_run_lease AND j.attempt_token = p_token AND j.state = p_state)
+        THEN 'repeated' ELSE 'gone' END
+    FROM (
+        SELECT run_lease, attempt_token, state FROM {schema}.jobs_hot WHERE id = p_id
+        UNION ALL
+        SELECT run_lease, attempt_token, state FROM {schema}.scheduled_jobs WHERE id = p_id
+    ) j
+$$;
+
+-- Claim and end in one transaction: for attempts that never claimed, and for those whose claim
+-- was never answered (it is told apart by the attempt's token).
+CREATE FUNCTION {schema}.end_unclaimed(p_attempt jsonb, p_envelope bytea, p_transition jsonb)
+RETURNS TABLE (answer text, id bigint, run_lease bigint, run_token text)
+LANGUAGE plpgsql SET lock_timeout = '500ms' AS $$
+#variable_conflict use_column
+DECLARE
+    claimed record;
+BEGIN
+    SELECT * INTO claimed FROM {schema}.claim(p_attempt, p_envelope);
+    RETURN QUERY SELECT
+        CASE WHEN claimed.verdict IN ('yours', 'ended')
+            THEN {schema}.end_attempt(
+                claimed.id, claimed.run_lease, p_attempt ->> 'token', p_transition, p_envelope
+            )
+            ELSE 'gone' END,
+        claimed.id, claimed.run_lease, claimed.run_token;
+END
+$$;
+
+-- Completed rows for attempts that succeeded before they were claimed. Inserts new tasks only,
+-- in the order of their ids; returns the tokens of the others, to be ended one by one: batched
+-- upserts deadlock with one another and with heartbeats.
+CREATE FUNCTION {schema}.record_completed(p_attempts jsonb)
+RETURNS SETOF text LANGUAGE plpgsql SET lock_timeout = '500ms' AS $$
+DECLARE
+    recorded text[];
+BEGIN
+    WITH added AS (
+        INSERT INTO {schema}.jobs_hot AS j (
+            task_id, kind, queue, state, attempt, max_attempts, args_repr, kwargs_repr,
+            run_token, retries, attempt_token, worker, attempted_at, finalized_at,
+            root_id, parent_id, group_id, group_index
+        )
+        SELECT a.task_id, a.kind, a.queue, 'completed', a.retries + 1, a.max_attempts,
+            a.args_repr, a.kwargs_repr, a.run_token, a.retries, a.token, a.worker, now(), now(),
+            a.root_id, a.parent_id, a.group_id, a.group_index
+        FROM jsonb_populate_recordset(NULL::{schema}.new_attempt, p_attempts) a
+        ORDER BY a.task_id
+        ON CONFLICT ON CONSTRAINT jobs_hot_task_id_key DO NOTHING
+        RETURNING j.task_id
+    )
+    SELECT array_agg(task_id) INTO recorded FROM added;
+
+    -- A task that waits in the other table is not new after all.
+    WITH waiting AS (
+        DELETE FROM {schema}.jobs_hot j
+        USING {schema}.scheduled_jobs s
+        WHERE j.task_id = ANY (recorded) AND s.task_id = j.task_id
+        RETURNING j.task_id
+    )
+    SELECT array_agg(r) INTO recorded
+    FROM unnest(recorded) r WHERE r NOT IN (SELECT task_id FROM waiting);
+
+    RETURN QUERY
+    SELECT a.token FROM jsonb_populate_recordset(NULL::{schema}.new_attempt, p_attempts) a
+    WHERE a.task_id <> ALL (coalesce(recorded, '{}'))
+        OR a.token <> (SELECT j.attempt_token FROM {schema}.jobs_hot j WHERE j.task_id = a.task_id);
+END
+$$;
+
+-- Proof of life for many attempts in one statement. With p_skip_locked, rows that others hold
+-- are left out instead of waited for (1.8 times the cost, so only after a lock timeout).
+CREATE FUNCTION {schema}.heartbeat(
+    p_ids bigint[], p_run_leases bigint[], p_skip_locked boolean
+) RETURNS TABLE (
+    id bigint, run_lease bigint, progress_generation bigint, cancel_requested boolean
+) LANGUAGE plpgsql SET lock_timeout = '500ms' AS $$
+#variable_conflict use_column
+BEGIN
+    IF p_skip_locked THEN
+        RETURN QUERY
+        UPDATE {schema}.jobs_hot j SET heartbeat_at = now(), duplicate_at = NULL
+        FROM (
+            SELECT l.id FROM {schema}.jobs_hot l
+            JOIN unnest(p_ids, p_run_leases) AS b (id, run_lease) USING (id, run_lease)
+            WHERE l.state = 'running' FOR UPDATE OF l SKIP LOCKED
+        ) free
+        WHERE j.id = free.id
+        RETURNING j.id, j.run_lease, j.progress_generation, j.cancel_requested;
+    ELSE
+        RETURN QUERY
+        UPDATE {schema}.jobs_hot j SET heartbeat_at = now(), duplicate_at = NULL
+        FROM unnest(p_ids, p_run_leases) AS b (id, run_lease)
+        WHERE j.id = b.id AND j.run_lease = b.run_lease AND j.state = 'running'
+        RETURNING j.id, j.run_lease, j.progress_generation, j.cancel_requested;
+    END IF;
+END
+$$;
+
+-- Heartbeat and snapshot. The generation is compared in SET, never in WHERE: an older snapshot
+-- must not undo a newer one, and must not read as a lost lease. The stored generation returned
+-- is what the caller may take as confirmed.
+CREATE FUNCTION {schema}.heartbeat_with_progress(
+    p_ids bigint[], p_run_leases bigint[], p_progress text[], p_generations bigint[],
+    p_skip_locked boolean
+) RETURNS TABLE (
+    id bigint, run_lease bigint, progress_generation bigint, cancel_requested boolean
+) LANGUAGE plpgsql SET lock_timeout = '500ms' AS $$
+#variable_conflict use_column
+DECLARE
+    free bigint[] := p_ids;
+BEGIN
+    IF p_skip_locked THEN
+        SELECT coalesce(array_agg(f.id), '{}') INTO free FROM (
+            SELECT l.id FROM {schema}.jobs_hot l
+            JOIN unnest(p_ids, p_run_leases) AS b (id, run_lease) USING (id, run_lease)
+            WHERE l.state = 'running' FOR UPDATE OF l SKIP LOCKED
+        ) f;
+    END IF;
+    RETURN QUERY
+    UPDATE {schema}.jobs_hot j SET
+        heartbeat_at = now(),
+        duplicate_at = NULL,
+        progress = CASE WHEN b.generation > j.progress_generation
+            THEN coalesce(b.progress::jsonb, j.progress) ELSE j.progress END,
+        progress_at = CASE WHEN b.generation > j.progress_generation
+            THEN now() ELSE j.progress_at END,
+        progress_generation = greatest(b.generation, j.progress_generation)
+    FROM unnest(p_ids, p_run_leases, p_progress, p_generations)
+        AS b (id, run_lease, progress, generation)
+    WHERE j.id = b.id AND j.run_lease = b.run_lease AND j.state = 'running'
+        AND (NOT p_skip_locked OR j.id = ANY (free))
+    RETURNING j.id, j.run_lease, j.progress_generation, j.cancel_requested;
+END
+$$;
+
+-- Note that the message which a job waits for was published. Hits no row where the message was
+-- quicker and the next attempt has claimed.
+CREATE FUNCTION {schema}.sent(p_id bigint, p_run_lease bigint)
+RETURNS void LANGUAGE plpgsql SET lock_timeout = '500ms' AS $$
+BEGIN
+    UPDATE {schema}.jobs_hot j SET send_after = NULL
+    WHERE j.id = p_id AND j.run_lease = p_run_lease AND j.send_after IS NOT NULL;
+    IF NOT FOUND THEN
+        UPDATE {schema}.scheduled_jobs s SET send_after = NULL
+        WHERE s.id = p_id AND s.run_lease = p_run_lease AND s.send_after IS NOT NULL;
+    END IF;
+END
+$$;

@@ -1,0 +1,128 @@
+"""Attempts that the store's tests make up, and their rows, read past the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import psycopg
+from psycopg.rows import dict_row
+
+from celery_awa.model import Claim, JobState, Lease, NewAttempt, Snapshot, Transition
+from celery_awa.store.canonical import CanonicalStore
+from tests.conftest import SCHEMA
+
+Row = dict[str, Any]
+
+FINISHED = (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED)
+WAITING = (JobState.RETRYABLE, JobState.SCHEDULED, JobState.WAITING_EXTERNAL)
+
+
+def attempt(token: str = "first", task_id: str = "task", **fields: Any) -> NewAttempt:
+    """What a message says; by default one that names the run ``run``."""
+    described: dict[str, Any] = {
+        "kind": "shop.import_rows",
+        "queue": "celery",
+        "worker": "worker@host",
+        "run_token": "run",
+        "run_named": True,
+    }
+    return NewAttempt(token=token, task_id=task_id, **(described | fields))
+
+
+def snapshot(generation: int = 1, percent: int = 40) -> Snapshot:
+    """A snapshot with a percent and a checkpoint that tells the same."""
+    return Snapshot(generation, f'{{"percent": {percent}, "metadata": {{"last_id": {percent}}}}}')
+
+
+def stored(percent: int = 40) -> dict[str, Any]:
+    """What a reader finds of :func:`snapshot`."""
+    return {"percent": percent, "metadata": {"last_id": percent}}
+
+
+def claimed(store: CanonicalStore, new: NewAttempt) -> tuple[Claim, Lease]:
+    """Claim, and fail unless the attempt got its row."""
+    claim = store.claim(new)
+    assert claim.lease is not None, claim
+    return claim, claim.lease
+
+
+def running(store: CanonicalStore, task_id: str = "task", *, token: str = "first") -> Lease:
+    """A new job with a running attempt."""
+    return claimed(store, attempt(token, task_id))[1]
+
+
+def retried_job(store: CanonicalStore, task_id: str, state: JobState) -> Lease:
+    """A job that was retried once, in this state.
+
+    Its row says lease 2, retries 1, attempt 2, token ``second``, and has progress and one error.
+    """
+    lease = running(store, task_id)
+    store.end(
+        lease,
+        "first",
+        Transition(JobState.RETRYABLE, snapshot(), error="ValueError: boom", unsent=True),
+    )
+    _, lease = claimed(store, attempt("second", task_id, retries=1, from_lease=1))
+    if state is not JobState.RUNNING:
+        store.end(lease, "second", Transition(state, run_in=60, unsent=True))
+    return lease
+
+
+class Database:
+    """A look past the store, over a connection of its own; ``{schema}`` stands for the schema."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._connection = psycopg.connect(url, autocommit=True, row_factory=dict_row)
+
+    def execute(self, text: str, *parameters: object) -> list[Row]:
+        """Run one statement and return its rows."""
+        cursor = self._connection.execute(text.replace("{schema}", SCHEMA), parameters or None)
+        return cursor.fetchall() if cursor.description else []
+
+    def row(self, task_id: str = "task") -> Row:
+        """All columns of a job, and as ``table`` where it lies; fails unless there is one row."""
+        found = self.rows(task_id)
+        assert len(found) == 1, f"{len(found)} rows of {task_id}: {found}"
+        return found[0]
+
+    def rows(self, task_id: str = "task") -> list[Row]:
+        """Each table's row of a task, in one snapshot."""
+        return self.execute(
+            "SELECT 'jobs_hot' AS table, * FROM {schema}.jobs_hot WHERE task_id = %s "
+            "UNION ALL "
+            "SELECT 'scheduled_jobs', * FROM {schema}.scheduled_jobs WHERE task_id = %s",
+            task_id,
+            task_id,
+        )
+
+    def count(self) -> int:
+        """How many jobs there are."""
+        return int(self.execute("SELECT count(*) FROM {schema}.jobs")[0]["count"])
+
+    @contextmanager
+    def transaction(self) -> Iterator[Database]:
+        """A user's open transaction, rolled back at the end."""
+        with closing(Database(self.url)) as another:
+            with another._connection.transaction(force_rollback=True):
+                yield another
+
+    @contextmanager
+    def locked(self, task_id: str = "task") -> Iterator[None]:
+        """A user's open transaction that holds the lock on a job's row."""
+        with self.transaction() as another:
+            for table in ("jobs_hot", "scheduled_jobs"):
+                another.execute(
+                    f"SELECT FROM {{schema}}.{table} WHERE task_id = %s FOR UPDATE", task_id
+                )
+            yield
+
+    def empty(self) -> None:
+        """Without any job."""
+        self.execute("DELETE FROM {schema}.jobs_hot")
+        self.execute("DELETE FROM {schema}.scheduled_jobs")
+
+    def close(self) -> None:
+        self._connection.close()
