@@ -95,7 +95,7 @@ class ProgressBuffer:
                 generation += 1
                 changed = (generation, brief, generation, pairs, size, metadata_generation)
                 # Not so if a signal's handler of this thread reported meanwhile. Nothing can
-                # come between this question and the store: only calls and loops let it in.
+                # come between this question and the store: only calls and jumps let it in.
                 if self._state is state:
                     self._state = changed
                     break

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from .errors import SettingsError
@@ -45,23 +45,29 @@ _MAY_BE_ZERO = frozenset({"claim_after"})
 _NAMES = frozenset(PREFIX + f.name for f in fields(Settings))
 
 
-def read_settings(get: Callable[[str], Any]) -> Settings:
+def read_settings(get: Callable[[str], Any]) -> tuple[Settings, list[str]]:
     """Settings from Celery's configuration, asked by ``get(name)``, which answers None if unset.
 
-    Raises SettingsError naming the first value that is not allowed, and what is.
+    A value that is not allowed is left at its default; the list has a line for each such, which
+    says what is allowed.
     """
-    found = {}
+    found, problems = {}, []
     for field in fields(Settings):
         value = get(PREFIX + field.name)
         if value is not None:
-            found[field.name] = _checked(field.name, str(field.type), value)
+            try:
+                found[field.name] = _checked(field.name, str(field.type), value)
+            except SettingsError as exc:
+                problems.append(f"{exc}; the default {field.default!r} is used")
     settings = Settings(**found)
     if settings.stale_after < 2 * settings.heartbeat_interval:
-        raise SettingsError(
+        least = 2 * settings.heartbeat_interval
+        problems.append(
             f"awa_stale_after is {settings.stale_after:g} s; it must be at least twice "
-            f"awa_heartbeat_interval ({settings.heartbeat_interval:g} s)"
+            f"awa_heartbeat_interval ({settings.heartbeat_interval:g} s); {least:g} s is used"
         )
-    return settings
+        settings = replace(settings, stale_after=least)
+    return settings, problems
 
 
 def unknown_settings(names: Iterable[str]) -> list[str]:
@@ -88,7 +94,9 @@ def _checked(name: str, kind: str, value: Any) -> Any:
 
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise SettingsError(f"{PREFIX}{name} is {value!r}; it must be a text that is not empty")
+        # The value itself is not shown: a URL given as bytes would tell its password.
+        shown = "empty" if value == "" else f"of type {type(value).__name__}"
+        raise SettingsError(f"{PREFIX}{name} is {shown}; it must be a text that is not empty")
     return value
 
 

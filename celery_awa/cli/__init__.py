@@ -26,7 +26,11 @@ def main() -> None:
     help=f"postgresql://… or embedded:PATH; without it {URL_VARIABLE} from the environment.",
 )
 @click.option(
-    "--schema", metavar="NAME", default=Settings().schema, show_default=True, help="Postgres schema."
+    "--schema",
+    metavar="NAME",
+    default=Settings().schema,
+    show_default=True,
+    help="Postgres schema.",
 )
 def migrate_command(database_url: str | None, schema: str) -> None:
     """Create the tables, or bring them to this version; run it before the workers of a release.

@@ -53,9 +53,7 @@ class Client:
         if not 1 <= limit <= 1_000:
             raise ValueError(f"limit is {limit!r}; it must be from 1 to 1,000")
         return self._read(
-            lambda store: store.list_jobs(
-                state=wanted, kind=kind, limit=limit, before_id=before_id
-            )
+            lambda store: store.list_jobs(state=wanted, kind=kind, limit=limit, before_id=before_id)
         )
 
     def close(self) -> None:

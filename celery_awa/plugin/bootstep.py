@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery import bootsteps
+from celery.utils.imports import symbol_by_name
 from celery.worker.components import Hub, Pool
 
 from . import start
@@ -27,7 +28,7 @@ class HeartbeatStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery sh
 
     def include_if(self, worker: Any) -> bool:
         # The pool of every app in this process requires us; only some have asked for us.
-        return HeartbeatStep in worker.app.steps["worker"]
+        return any(symbol_by_name(step) is HeartbeatStep for step in worker.app.steps["worker"])
 
     def create(self, worker: Any) -> HeartbeatStep:
         return self

@@ -69,5 +69,3 @@ def uninstalled_tasks(app: Any) -> list[str]:
     if "HeartbeatStep" in steps:
         return []
     return sorted(task.name for task in our_tasks(app))
-
-

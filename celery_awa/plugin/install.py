@@ -44,5 +44,3 @@ def _put_over_default_base(app: Any) -> None:
     app.task_cls = own
     # The class that the app bound before stays in this cached property otherwise.
     app.__dict__.pop("Task", None)
-
-

@@ -248,6 +248,13 @@ def replace_failed(attempt: Attempt) -> None:
         here.process.reopen(attempt)
 
 
+def let_go(request: Any, *, retried: bool) -> None:
+    """After the last signal: break the circle of request and attempt, which holds the arguments."""
+    request.__dict__.pop(ON_REQUEST, None)
+    if request.is_eager and not retried:
+        _kept_by_eager.pop(request.id, None)
+
+
 def keep_for_eager_retry(attempt: Attempt) -> None:
     """Eager retries run in this process: hand the progress on in memory."""
     _kept_by_eager[attempt.task_id] = attempt.buffer.value()

@@ -73,8 +73,12 @@ def on_postrun(task: Any, /, state: str | None = None, **_: Any) -> None:
     """In the executing process: the last thing that always runs while Python unwinds."""
     request = task.request
     attempt = attempt_of(request)
-    if attempt is None or attempt.ended:
-        return
+    if attempt is not None and not attempt.ended:
+        _leave(task, request, state)
+    lifecycle.let_go(request, retried=state == states.RETRY)
+
+
+def _leave(task: Any, request: Any, state: str | None) -> None:
     error = getattr(request, "awa_error", None)
     if state == states.IGNORED:
         lifecycle.end_whole(task, request, JobState.CANCELLED)

@@ -8,13 +8,13 @@ from typing import Any
 
 from celery.concurrency.prefork import TaskPool
 
-from ..errors import SettingsError
+from ..errors import AwaError, SettingsError
 from ..runtime.slate import Slate, SlateUnavailable
 from ..runtime.task_process import TaskProcess
 from ..runtime.trouble import logger
 from ..runtime.worker_pages import WorkerPages
 from ..settings import PREFIX, Settings, read_settings
-from ..store import canonical, connection, embedded, migrations
+from ..store import canonical, embedded, migrations
 from ..store.protocol import Store
 from . import checks
 from .current import Here, here, trouble
@@ -34,6 +34,7 @@ LAST_WRITES = 3.0
 def start_worker(app: Any, pool_cls: Any, children: int) -> None:
     """In the worker, before the pool."""
     settings = settings_of(app)
+    _start_embedded(settings)
     checks.report(app, _setting_names(app))
     if isinstance(pool_cls, type) and issubclass(pool_cls, TaskPool):
         slate = _create_slate(settings, children)
@@ -45,6 +46,23 @@ def start_worker(app: Any, pool_cls: Any, children: int) -> None:
     else:
         here.process = TaskProcess(settings, store_opener(app, settings), trouble)
         here.process.start()
+
+
+def _start_embedded(settings: Settings) -> None:
+    """Before any child is made: children find a private server by what this leaves to them."""
+    try:
+        if settings.database_url is not None:
+            _resolved(settings.database_url, settings.schema)
+    except AwaError as exc:
+        logger.error("celery-awa: %s", exc)
+
+
+def _resolved(url: str, schema: str) -> str:
+    """The URL to connect to. An embedded server is started, and migrated, on the way."""
+    resolved = embedded.resolve(url)
+    if resolved != url:
+        migrations.migrate(resolved, schema)
+    return resolved
 
 
 def stop_worker() -> None:
@@ -85,20 +103,19 @@ def stop_child() -> None:
 
 
 def settings_of(app: Any, *, quiet: bool = False) -> Settings:
-    """The app's settings; what is not allowed is told in one line, and defaults are used."""
-    try:
-        return read_settings(lambda name: setting(app, name))
-    except SettingsError as exc:
-        if not quiet:
-            logger.error("celery-awa: %s; the defaults are used instead", exc)
-        url = setting(app, "awa_database_url")
-        return Settings(database_url=url if isinstance(url, str) else None)
+    """The app's settings; what is not allowed is told in one line, and its default is used."""
+    settings, problems = read_settings(lambda name: setting(app, name))
+    for problem in () if quiet else problems:
+        logger.error("celery-awa: %s", problem)
+    return settings
 
 
 def setting(app: Any, name: str) -> Any:
     """One setting: given to install, else configured, else, for the URL, the environment."""
     if name == "awa_database_url":
-        return getattr(app, URL_ATTRIBUTE, None) or app.conf.get(name) or os.environ.get(URL_VARIABLE)
+        return (
+            getattr(app, URL_ATTRIBUTE, None) or app.conf.get(name) or os.environ.get(URL_VARIABLE)
+        )
     return app.conf.get(name)
 
 
@@ -106,16 +123,12 @@ def store_opener(app: Any, settings: Settings) -> Callable[[], Store]:
     """How this process opens its store; embedded servers are started and migrated on the way."""
 
     def open_store() -> Store:
-        url = settings.database_url
-        if url is None:
+        if settings.database_url is None:
             raise SettingsError(
                 "no database is named: pass database_url to install(), or set "
                 f"awa_database_url or {URL_VARIABLE}"
             )
-        resolved = embedded.resolve(url)
-        if resolved != url:
-            migrations.migrate(resolved, settings.schema)
-        connection.check_url(resolved)
+        resolved = _resolved(settings.database_url, settings.schema)
         return canonical.open_store(resolved, settings.schema)
 
     return open_store
@@ -155,5 +168,3 @@ def _setting_names(app: Any) -> Iterator[str]:
         lowered = str(name).lower()
         if lowered.startswith(prefix + PREFIX):
             yield lowered[len(prefix) :]
-
-

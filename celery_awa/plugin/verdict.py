@@ -15,6 +15,7 @@ from typing import Any
 
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery.utils.imports import symbol_by_name
+from celery.worker import state
 
 from ..model import JobState, NewAttempt, Transition
 from ..runtime.ending import error_text
@@ -39,7 +40,7 @@ class LostRequest:
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         with _watching(self, not soft):
             answer = super().on_timeout(soft, timeout)  # type: ignore[misc]  # see on_failure
-        if not soft:
+        if not soft and not state.should_terminate:
             # Celery before 5.7 sends no signal here.
             self.awa_decide(JobState.FAILED, error_text(f"TimeLimitExceeded: {timeout}"))
         return answer
@@ -73,9 +74,7 @@ class LostRequest:
         result = apply_async(*args, **kwargs)
         # After it: if it fails, Celery goes on to another verdict. The next attempt may claim
         # before this is written, and then it is the row's.
-        self.awa_decide(
-            JobState.RETRYABLE, run_in=lifecycle.seconds_until(signature.options)
-        )
+        self.awa_decide(JobState.RETRYABLE, run_in=lifecycle.seconds_until(signature.options))
         return result
 
     def awa_decide(
@@ -122,9 +121,7 @@ def revoked(task: Any, context: Any) -> None:
         here.process.end_unstarted(described, _whole(task, context, transition))
 
 
-def _queue(
-    task: Any, context: Any, pid: int | None, transition: Transition, *, late: bool
-) -> None:
+def _queue(task: Any, context: Any, pid: int | None, transition: Transition, *, late: bool) -> None:
     if here.pages is not None:
         describe = functools.partial(_describe, task, context, late)
         here.pages.end_lost(context.id, pid, _whole(task, context, transition), describe)

@@ -205,4 +205,3 @@ class Attempt:
             self._lost = True
         else:
             self.confirmed_at = confirmed_at
-

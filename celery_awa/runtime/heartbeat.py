@@ -107,8 +107,7 @@ class Heartbeat:
     ) -> tuple[list[Turn], list[Turn]]:
         # A claim is as good as a heartbeat, so the first is due one interval after it.
         self._memories = {
-            one.token: self._memories.get(one.token) or _Memory(beaten_at=now)
-            for one, _ in running
+            one.token: self._memories.get(one.token) or _Memory(beaten_at=now) for one, _ in running
         }
         changed: list[Turn] = []
         silent: list[Turn] = []

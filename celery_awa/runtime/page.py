@@ -55,14 +55,14 @@ class Page:
     stays so, and the method can be called again.
     """
 
-    __slots__ = ("__weakref__", "_carried", "_process", "_records", "_usable")
+    __slots__ = ("__weakref__", "_carried", "_owned", "_process", "_records", "_usable")
 
     def __init__(self, records: PageRecords, process: Process) -> None:
         """Take the page, which may be taken; the caller holds the slate's lock."""
         self._records = records
         self._process = process
         self._carried = _Carried()
-        self._usable = True
+        self._usable = self._owned = True
         records.owner.write(PAGE_SEED, 0, process.packed())
         # Both may have been torn by the death of the process before.
         records.identity.forget()
@@ -118,17 +118,18 @@ class Page:
 
     def release(self) -> None:
         """Give the page back; it cannot be used any more."""
-        ours = os.getpid() == self._process.pid
-        if ours and Process.owning(self._records) == self._process:
-            self._close()
-            self.detach()
-            # Last: from here on another process may take it.
-            self._records.owner.write(PAGE_SEED, 0, b"")
+        if not self._owned:
+            return
+        self._close()
+        self._stop()
+        # Last: from here on another process may take it.
+        self._records.owner.write(PAGE_SEED, 0, b"")
+        self._owned = False
 
     def detach(self) -> None:
         """Write nothing any more, whatever is called."""
-        self._usable = False
-        self._carried = _Carried()
+        self._owned = False
+        self._stop()
 
     def acknowledged(self) -> int:
         """The generation of this attempt that the database confirmed to the worker, or 0."""
@@ -153,6 +154,10 @@ class Page:
     def _carrying(self, token: str | None) -> _Carried | None:
         carried = self._carried
         return carried if carried.live and token in (None, carried.token) else None
+
+    def _stop(self) -> None:
+        self._usable = False
+        self._carried = _Carried()
 
     def _close(self) -> None:
         # What lies on the page is asked, not what this object remembers: the two differ if an

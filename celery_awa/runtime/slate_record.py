@@ -106,6 +106,7 @@ class Record:
 
     def read(self, seed: int) -> Half:
         """The newest whole value; NOTHING if none was ever complete. Raises Torn."""
+        two_begun = False
         for _ in range(_TRIES):
             headers = _read_headers(self._memory, self._headers)
             first, second = (headers[:4], self._first), (headers[4:], self._second)
@@ -115,7 +116,9 @@ class Record:
                 return half
             if not newer[0][0]:
                 return NOTHING
-        if older[0][0]:
+            # A header that is being written is all zeros for a moment, so once is enough.
+            two_begun = two_begun or bool(older[0][0])
+        if two_begun:
             raise Torn
         # The first value of all was begun, and its writer did not live to end it.
         return NOTHING

@@ -259,5 +259,3 @@ class TaskProcess:
     def _beating(self) -> Iterator[Attempt]:
         """Attempts that no page speaks for."""
         return (a for a in self.in_flight.all() if a.page is None and not a.ended and not a.lost)
-
-

@@ -20,7 +20,9 @@ class Trouble:
         self._next: dict[str, float] = {}
         self._held_back: dict[str, int] = {}
 
-    def warn(self, kind: str, message: str, *arguments: object, exc_info: BaseException | None = None) -> None:
+    def warn(
+        self, kind: str, message: str, *arguments: object, exc_info: BaseException | None = None
+    ) -> None:
         """Log a warning unless one of this kind was logged within the last minute."""
         now = time.monotonic()
         with self._lock:

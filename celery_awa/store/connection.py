@@ -29,8 +29,8 @@ _SCHEMA = (
     errors.UndefinedFunction,
     errors.UndefinedObject,
     errors.InvalidSchemaName,
-    errors.InsufficientPrivilege,
 )
+_RIGHTS = "docs/deploy.md lists the rights that a worker and a migration need"
 
 
 def check_url(url: str) -> None:
@@ -78,6 +78,8 @@ def translate(exc: psycopg.Error) -> AwaError:
         return RowLocked(message)
     if isinstance(exc, _REFUSED):
         return StoreRefused(message)
+    if isinstance(exc, errors.InsufficientPrivilege):
+        return SchemaError(f"{message}: {_RIGHTS}")
     if isinstance(exc, _SCHEMA):
         return SchemaError(message)
     return StoreUnavailable(message)

@@ -12,7 +12,7 @@ from psycopg import errors
 
 from ..errors import SchemaError
 from . import embedded, sql_files
-from .connection import connect, first_line, translate
+from .connection import connect, translate
 
 #: How long a migration waits for a table that running statements keep locked.
 LOCK_TIMEOUT = "5s"
@@ -92,11 +92,6 @@ def translated_for(schema: str) -> Iterator[None]:
     """Like ``translated``, with words for what goes wrong around a schema."""
     try:
         yield
-    except errors.InsufficientPrivilege as exc:
-        raise SchemaError(
-            f"{first_line(exc)}: the database role lacks rights on schema {schema}; "
-            "docs/deploy.md lists what a worker and what a migration needs"
-        ) from exc
     except (errors.UndefinedTable, errors.InvalidSchemaName) as exc:
         raise SchemaError(f"schema {schema} has no tables of celery-awa: {_HOW}") from exc
     except errors.UndefinedColumn as exc:

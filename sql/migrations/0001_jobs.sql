@@ -291,7 +291,8 @@ BEGIN
     END IF;
     job.state := t.state;
     -- At most a hundred years: Python has no year above 9999 to read it back with.
-    job.run_at := now() + make_interval(secs => least(t.run_in, 3155760000));
+    job.run_at := now()
+        + make_interval(secs => CASE WHEN t.run_in > 3155760000 THEN 3155760000 ELSE t.run_in END);
     job.send_after := CASE WHEN t.unsent THEN now() + interval '10 seconds' END;
     job.finalized_at := CASE WHEN t.state IN ('completed', 'failed', 'cancelled') THEN now() END;
 

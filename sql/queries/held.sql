@@ -1,6 +1,6 @@
 -- Purpose: which leases still hold their running job, without waiting for a lock.
 -- Parameters: ids, run_leases (bigint[], same order).
--- Index: jobs_hot_pkey.
+-- Index: jobs_hot_running.
 -- Trap: none; it reads committed rows only.
 SELECT j.id, j.run_lease
 FROM {schema}.jobs_hot j

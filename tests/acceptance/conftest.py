@@ -15,11 +15,11 @@ from tests.acceptance.brokers import BROKERS, Broker, memory_broker, open_broker
 from tests.acceptance.diary import Diary, Gate
 from tests.acceptance.nodes import LocalBackend, LocalBroker, LocalSetup, LocalWorker
 from tests.acceptance.workers import (
+    CAN_SPAWN,
     DEFAULT_APP,
     POOLS,
     Worker,
     WorkerOptions,
-    can_spawn,
     load_app,
     merged,
     worker_thread,
@@ -90,7 +90,7 @@ def start_worker(
         ) -> Worker:
             nonlocal count
             count += 1
-            if start_method == "spawn" and not can_spawn():
+            if start_method == "spawn" and not CAN_SPAWN:
                 pytest.skip("this Celery cannot spawn")
             wanted = WorkerOptions(
                 config=merged(broker.config, settings, config or {}),

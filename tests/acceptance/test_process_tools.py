@@ -33,7 +33,7 @@ def test_what_leaves_its_session_and_outlives_its_parent_fails_the_end_and_dies(
     left = int(process.wait_for_log(r"(\d+) started").group(1))
     assert process.wait() == 0
     assert process.family() == [left]
-    with pytest.raises(AssertionError, match="left running .*sleep 60"):
+    with pytest.raises(AssertionError, match=r"left running .*sleep 60"):
         process.end(timeout=0.2)
     assert command_line(left) == ""
 

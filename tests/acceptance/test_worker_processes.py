@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from celery.exceptions import WorkerLostError
 
-from tests.acceptance.brokers import AMQP, REDIS, on_every_broker
+from tests.acceptance.brokers import AMQP, REDIS
 from tests.acceptance.diary import Diary
 from tests.acceptance.workers import POOLS
 from tests.waiting import eventually
@@ -32,16 +32,16 @@ def test_every_pool_runs_tasks_and_stops_warm(pool, start_worker, client, diary,
     worker = start_worker(**pool)
     held = client.report.delay(40, "x", gate=gate.path)
     began = diary.wait_for("reported", held.id)
-    expected = worker.children() if pool["pool"] == "prefork" else [worker.pid]
-    assert began["pid"] in expected
+    children = worker.children()
+    assert len(children) == (2 if pool["pool"] == "prefork" else 0)
+    assert began["pid"] in (children or [worker.pid])
     gate.open()
     assert outcome(held) == 40
     assert worker.stop() == 0
     assert worker.process.family() == []
 
 
-@on_every_broker
-def test_a_killed_child_is_replaced_and_its_task_fails(start_worker, client, diary, broker):
+def test_a_killed_child_is_replaced_and_its_task_fails(start_worker, client, diary):
     worker = start_worker()
     children = worker.children()
     assert len(children) == 2
@@ -120,7 +120,6 @@ def test_the_tasks_end_as_their_names_say(start_in_thread, diary, tmp_path: Path
         (client.retry_and_go_on.s(), "SUCCESS"),
         (client.replace_by.s("echo", 5), "SUCCESS"),
         (client.reject_after.s(3, True, str(tmp_path / "back")), "SUCCESS"),
-        (client.reject_after.s(3, False, str(tmp_path / "gone")), "FAILURE"),
         (client.report_in_threads.s(2, 5), "SUCCESS"),
         (client.report_in_coroutine.s(), "SUCCESS"),
         (client.call_other_task.s(), "SUCCESS"),
@@ -130,7 +129,21 @@ def test_the_tasks_end_as_their_names_say(start_in_thread, diary, tmp_path: Path
         (client.brief.s(), "SUCCESS"),
     ]
     results = [signature.delay() for signature, _ in ends]
+
+    def all_ended() -> bool:
+        assert [result.state for result in results] == [state for _, state in ends]
+        return True
+
+    eventually(all_ended)
+
+
+def test_what_is_ignored_or_rejected_runs_and_is_never_heard_of(start_in_thread, diary, tmp_path):
+    client = start_in_thread()
     ignored = client.ignore_after.delay(3)
-    eventually(lambda: [result.state for result in results] == [state for _, state in ends])
-    assert diary.wait_for("began", ignored.id)
+    rejected = client.reject_after.delay(3, False, str(tmp_path / "gone"))
+    assert outcome(client.echo.delay("after them")) == "after them"
+    assert diary.entries("began", ignored.id)
+    assert diary.entries("began", rejected.id)
     assert ignored.state == "PENDING"
+    # Celery 5.5 says nothing of a rejected task, later ones call it failed.
+    assert rejected.state in ("PENDING", "FAILURE")

@@ -30,9 +30,12 @@ from tests.waiting import eventually
 ROOT = Path(__file__).parents[2]
 DEFAULT_APP = "tests.acceptance.apps.basic"
 
+#: Celery 5.7 and later start a pool's processes afresh where they are told to.
+CAN_SPAWN = "pool_start_method" in NAMESPACES["worker"]
+
 POOLS = [
     pytest.param({"pool": "prefork", "start_method": "fork"}, id="fork"),
-    pytest.param({"pool": "prefork", "start_method": "spawn"}, id="spawn"),
+    *([pytest.param({"pool": "prefork", "start_method": "spawn"}, id="spawn")] * CAN_SPAWN),
     pytest.param({"pool": "threads"}, id="threads"),
     pytest.param({"pool": "solo", "concurrency": 1}, id="solo"),
 ]
@@ -51,11 +54,6 @@ class WorkerOptions:
     config: Mapping[str, Any] = field(default_factory=dict)
 
 
-def can_spawn() -> bool:
-    """Whether this Celery can start its pool's processes afresh (5.7 and later)."""
-    return "pool_start_method" in NAMESPACES["worker"]
-
-
 class Worker:
     """One ``celery worker``: started, watched, stopped or killed by a test."""
 
@@ -67,7 +65,9 @@ class Worker:
         self.start()
 
     def start(self) -> None:
-        """Start the process; the second time, too, under the same name."""
+        """Start the process, also again under the same name; nothing of the first may be left."""
+        if self._starts:
+            self.process.end()
         self._starts += 1
         self.process = Process(
             self._command(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.conftest import SCHEMA, _database, with_database
 
 from .jobs import Database
 
+StoreOn = Callable[[str], CanonicalStore]
 OpenStore = Callable[[], CanonicalStore]
 
 
@@ -31,14 +33,16 @@ def database(jobs_database: Database) -> Database:
 
 
 @pytest.fixture
-def open_another(database: Database) -> Iterator[OpenStore]:
-    """Opens a store on that database, over a connection of its own."""
+def store_on() -> Iterator[StoreOn]:
+    """Opens a store at a URL, and closes it after the test."""
     with ExitStack() as stack:
+        yield lambda url: stack.enter_context(closing(open_store(url, SCHEMA)))
 
-        def open_one() -> CanonicalStore:
-            return stack.enter_context(closing(open_store(database.url, SCHEMA)))
 
-        yield open_one
+@pytest.fixture
+def open_another(database: Database, store_on: StoreOn) -> OpenStore:
+    """Opens a store on the database of :func:`store`, over a connection of its own."""
+    return partial(store_on, database.url)
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def ask_in_threads(url: str) -> None:
 
     def ask() -> None:
         barrier.wait()
-        found.add(resolve(f"{url}-other"))
+        found.add(resolve("embedded:"))
 
     found: set[str] = set()
     threads = [threading.Thread(target=ask) for _ in range(4)]
@@ -71,6 +71,9 @@ def ask_in_threads(url: str) -> None:
 
 
 def become_another(url: str) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    tell("waits for", "SIGUSR1")
+    signal.sigwait([signal.SIGUSR1])
     os.execv(sys.executable, [sys.executable, __file__, url, "wait"])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import psycopg
@@ -105,9 +105,10 @@ class Database:
     @contextmanager
     def transaction(self) -> Iterator[Database]:
         """A user's open transaction, rolled back at the end."""
-        with closing(Database(self.url)) as another:
-            with another._connection.transaction(force_rollback=True):
-                yield another
+        with ExitStack() as stack:
+            another = stack.enter_context(closing(Database(self.url)))
+            stack.enter_context(another._connection.transaction(force_rollback=True))
+            yield another
 
     @contextmanager
     def locked(self, task_id: str = "task") -> Iterator[None]:
@@ -118,6 +119,11 @@ class Database:
                     f"SELECT FROM {{schema}}.{table} WHERE task_id = %s FOR UPDATE", task_id
                 )
             yield
+
+    def set_default(self, name: str, value: str) -> None:
+        """Set what connections to this database begin with."""
+        database = self.execute("SELECT quote_ident(current_database()) AS name")[0]["name"]
+        self.execute(f"ALTER DATABASE {database} SET {name} = '{value}'")
 
     def empty(self) -> None:
         """Without any job."""

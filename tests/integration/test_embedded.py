@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -111,6 +112,22 @@ def answers_for_a_while(url: str) -> None:
         assert query(url, "SELECT 7") == [7]
 
 
+@contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """The server does not react, and so does not stop, within this block."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def locks(inode: int, kind: str) -> bool:
+    """Whether the kernel lists such a lock of the file; an arrow marks one that waits."""
+    lines = Path("/proc/locks").read_text().splitlines()
+    return any(f": {kind}" in " ".join(line.split()) and f":{inode} " in line for line in lines)
+
+
 def assert_gone(url: str, pid: int) -> None:
     eventually(lambda: not command_line(pid), timeout=30, what="end of the server")
     eventually(lambda: not socket_folder(url).exists(), timeout=30, what="its folder's removal")
@@ -204,12 +221,20 @@ class TestPrivate:
     def test_begins_anew_when_its_owner_becomes_another_program(self, start: Start) -> None:
         owner = start("embedded:", "become_another")
         first = told(owner)
-        eventually(lambda: owner.log().count("url: ") == 2, timeout=60)
+        told(owner, "waits for")
+        with frozen(server_pid(first)):
+            # The first server is still there when the other program asks.
+            owner.kill(signal.SIGUSR1)
+            eventually(lambda: owner.log().count("url: ") == 2, timeout=60)
         second = owner.log().splitlines()[-1].removeprefix("url: ")
 
         assert second != first
         eventually(lambda: not socket_folder(first).exists(), timeout=30)
         assert query(second, "SELECT 7") == [7]
+
+    def test_is_one_for_all_threads(self, start: Start, folder: Path) -> None:
+        user = start(f"embedded:{folder}/db", "ask_in_threads")
+        assert told(user, "threads") == "1"
 
     def test_is_closed_to_other_users_and_to_the_network(self, start: Start) -> None:
         url = told(start("embedded:", "wait"))
@@ -255,7 +280,7 @@ class TestShared:
         dice = random.Random(7)
         running: list[Process] = []
         rows = 0
-        for turn in range(24):
+        for turn in range(16):
             users = [start(where, "wait") for _ in range(dice.choice([1, 1, 2]))]
             for user in users:
                 query(told(user), "CREATE TABLE IF NOT EXISTS turns (n int)")
@@ -268,8 +293,22 @@ class TestShared:
         last = told(start(where, "wait"))
         assert query(last, "SELECT count(*) FROM turns") == [rows]
 
-    def test_one_process_may_use_several(self, start: Start, folder: Path) -> None:
-        assert told(start(f"embedded:{folder}/db", "ask_in_threads"), "threads") == "1"
+    def test_a_user_who_comes_while_it_stops_gets_the_next_one(
+        self, start: Start, folder: Path
+    ) -> None:
+        where = f"embedded:{folder}/db"
+        first = start(where, "wait")
+        pid = server_pid(told(first))
+        lock = (folder / "db" / "users.lock").stat().st_ino
+        with frozen(pid):
+            first.kill(signal.SIGKILL)
+            eventually(lambda: locks(lock, "FLOCK ADVISORY WRITE"), what="the guard's turn")
+            second = start(where, "wait")
+            eventually(lambda: locks(lock, "-> FLOCK ADVISORY READ"), what="the newcomer's wait")
+
+        url = told(second)
+        assert server_pid(url) != pid
+        answers_for_a_while(url)
 
     def test_goes_on_without_its_guard_and_still_stops_with_the_last_user(
         self, start: Start, folder: Path

@@ -15,10 +15,14 @@ class Page:
         self.calls: list[tuple[str, int, bytes]] = []
 
     def write_brief(self, generation: int, data: bytes) -> None:
-        self.calls.append(("brief", generation, data))
+        self._keep("brief", generation, data)
 
     def write_metadata(self, generation: int, data: bytes) -> None:
-        self.calls.append(("metadata", generation, data))
+        self._keep("metadata", generation, data)
+
+    def _keep(self, kind: str, generation: int, data: bytes) -> None:
+        assert isinstance(json.loads(data), dict)
+        self.calls.append((kind, generation, data))
 
     def last(self, kind: str) -> tuple[int, bytes]:
         return next(

@@ -37,7 +37,9 @@ def interrupted(handlers: dict[int, Callable[[], None]]) -> Iterator[list[int]]:
     def profile(frame: FrameType, event: str, arg: Any) -> None:
         code = frame.f_code.co_filename
         ours = code.endswith(("progress.py", "progress_brief.py", "progress_values.py", "_page.py"))
-        if event not in ("call", "c_return") or not ours:
+        # After a lock was taken by ``with`` no handler runs before its body is entered.
+        entered = getattr(arg, "__name__", "") == "__enter__"
+        if event not in ("call", "c_return") or entered or not ours:
             return
         passed[0] += 1
         if handler := handlers.get(passed[0]):

@@ -159,6 +159,7 @@ def test_a_percent_that_is_no_finite_number_is_refused(percent: Any) -> None:
         (29.0, 100.0, 29), (1.5, 3, 50), (5, 0, None), (0, 0, None), (5, None, None),
         (None, 10, None), (2**64 - 2, 2**64 - 1, 99), (math.nextafter(0.3, 0), 0.3, 99),
         (1e308, 1.5e308, 66), (1, 1.5e308, 0), (5e-324, 1e-323, 50), (1.7e308, 5e-324, 100),
+        (2**63 - 1, 2.0**63, 99), (2.0**63, 2**63 + 1, 99),
     ],
 )  # fmt: skip
 def test_percent_is_worked_out_from_current_and_total(

@@ -308,3 +308,45 @@ def shared_report(self: Any, percent: float, message: str, gate: str | None = No
     note(self, "reported")
     hold(gate)
     return percent
+
+
+@app.task(base=AwaTask, bind=True)
+def always_retry(self: Any, percent: float) -> None:
+    """Report in the first attempt, and retry until no retry is left."""
+    begin(self)
+    if not self.request.retries:
+        self.set_progress(percent)
+    raise self.retry(countdown=0, exc=Unlucky("again"), max_retries=1)
+
+
+@app.task(base=AwaTask, bind=True)
+def report_in_first_attempt(self: Any, metadata: dict[str, Any]) -> dict:
+    """Report in the first of three attempts; the third returns what it found."""
+    found = begin(self)
+    if self.request.retries == 2:
+        return found
+    if self.request.retries == 0:
+        self.update_metadata(metadata)
+    raise self.retry(countdown=0, max_retries=2)
+
+
+@app.task(base=AwaTask, bind=True)
+def fail_at_gate(self: Any, percent: float, gate: str) -> None:
+    """Report and flush, wait for the gate and raise."""
+    begin(self)
+    self.set_progress(percent)
+    self.flush_progress()
+    note(self, "reported")
+    hold(gate)
+    raise Unlucky("after all")
+
+
+@app.task(base=AwaTask, bind=True)
+def retry_with_headers(self: Any) -> dict:
+    """Retry with headers of the user's own in place of all that the message had."""
+    found = begin(self)
+    note(self, "headers", customer=(self.request.headers or {}).get("customer"))
+    if self.request.retries:
+        return found
+    self.update_metadata({"left": True})
+    raise self.retry(countdown=0, headers={"customer": "second"})

@@ -1,0 +1,1 @@
+"""The parts of ``examples/index_files.py``: the Celery app, its worker, two faults and a bar."""

@@ -1,0 +1,48 @@
+"""Two faults from outside, of which the task knows nothing: a cut connection and a killed process."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+from . import table
+from .table import Beginning, Database
+
+
+class Faults:
+    """Strikes attempt 1 at a third of the files and attempt 2 at two thirds, once each."""
+
+    def __init__(self, database: Database, files: int) -> None:
+        self._database = database
+        self._planned: list[tuple[int, Callable[[Beginning], str]]] = [
+            (files // 3, self._cut_connection),
+            (files * 2 // 3, self._kill_child),
+        ]
+        #: What was done, by the number of the attempt.
+        self.struck: dict[int, str] = {}
+
+    def strike_if_due(self) -> str | None:
+        """Strike the latest attempt if it has come far enough; answers what was done."""
+        begun = table.beginnings(self._database)
+        if len(begun) != len(self.struck) + 1 or not self._planned:
+            return None
+        rows, strike = self._planned[0]
+        if table.count(self._database) < rows:
+            return None
+        del self._planned[0]
+        latest = begun[-1]
+        self.struck[latest.number] = strike(latest)
+        return f"attempt {latest.number}: {self.struck[latest.number]}"
+
+    def _cut_connection(self, attempt: Beginning) -> str:
+        """The task's next statement raises psycopg's OperationalError, for which it retries."""
+        self._database.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s",
+            (table.INDEXER,),
+        )
+        return "the server cut its connection"
+
+    def _kill_child(self, attempt: Beginning) -> str:
+        os.kill(attempt.pid, signal.SIGKILL)
+        return f"process {attempt.pid} was killed with SIGKILL"

@@ -1,0 +1,287 @@
+"""What becomes of a job in each way an attempt can end, with real workers in every pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.acceptance.diary import Diary, Gate
+from tests.acceptance.jobs import Jobs, opened_jobs
+from tests.acceptance.workers import POOLS, Worker
+from tests.waiting import eventually
+
+Start = Callable[..., Worker]
+LAST = {"percent": 100, "message": "change 1000", "metadata": {"last_id": 1000}}
+
+
+@pytest.fixture
+def jobs(database_url: str) -> Iterator[Jobs]:
+    with opened_jobs(database_url) as opened:
+        yield opened
+
+
+@pytest.fixture(params=POOLS)
+def pool(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return dict(request.param)
+
+
+def outcome(result: Any, timeout: float = 20.0) -> Any:
+    return result.get(timeout=timeout, propagate=False)
+
+
+def test_success_clears_the_progress(
+    start_worker: Start, client: ModuleType, jobs: Jobs, gate: Gate, diary: Diary, pool: dict
+) -> None:
+    start_worker(**pool)
+    sent = client.report.delay(40, "x", {"a": 1}, gate=gate.path, flush=True)
+    diary.wait_for("reported", sent.id)
+    running = jobs.get(sent.id)
+    gate.open()
+    assert outcome(sent) == 40
+    done = jobs.wait_for(sent.id, "completed")
+    assert running is not None
+    assert (running.state, running.attempt) == ("running", 1)
+    assert running.progress == {"percent": 40, "message": "x", "metadata": {"a": 1}}
+    assert (done.progress, done.errors) == (None, ())
+    assert done.finalized_at is not None
+
+
+def test_what_was_reported_last_before_a_failure_is_kept(
+    start_worker: Start, client: ModuleType, jobs: Jobs, pool: dict
+) -> None:
+    start_worker(**pool, config={"awa_write_interval": 60, "awa_heartbeat_interval": 60})
+    sent = client.fail_after.delay(1000)
+    assert "after 1000 changes" in str(outcome(sent))
+    job = jobs.wait_for(sent.id, "failed")
+    assert job.progress == LAST
+    assert [error.error for error in job.errors] == ["Unlucky: after 1000 changes"]
+
+
+@pytest.mark.parametrize("name", ["retry_after", "autoretry_after"])
+def test_the_second_attempt_reads_the_last_change_of_the_first_in_its_first_line(
+    start_worker: Start, client: ModuleType, jobs: Jobs, pool: dict, name: str
+) -> None:
+    start_worker(**pool, config={"awa_write_interval": 60, "awa_heartbeat_interval": 60})
+    sent = getattr(client, name).delay(1000)
+    assert outcome(sent) == {"last_id": 1000}
+    job = jobs.wait_for(sent.id, "completed")
+    assert (job.attempt, job.run_lease, job.retries) == (2, 2, 1)
+    assert len(jobs.all()) == 1
+
+
+def test_a_waiting_retry_lies_with_its_progress_and_time(
+    start_worker: Start, client: ModuleType, jobs: Jobs, diary: Diary
+) -> None:
+    start_worker()
+    sent = client.retry_after.delay(10, countdown=300)
+    job = jobs.wait_for(sent.id, "retryable")
+    assert job.progress == {"percent": 100, "message": "change 10", "metadata": {"last_id": 10}}
+    assert job.run_at is not None and job.attempted_at is not None
+    assert 290 < (job.run_at - job.attempted_at).total_seconds() < 310
+    assert [error.error for error in job.errors] == ["Unlucky: again"]
+
+
+def test_exhausted_retries_fail_with_the_progress_kept(
+    start_worker: Start, client: ModuleType, jobs: Jobs
+) -> None:
+    start_worker()
+    sent = client.always_retry.delay(7)
+    assert "again" in str(outcome(sent))
+    job = jobs.wait_for(sent.id, "failed")
+    assert (job.attempt, job.progress["percent"]) == (2, 7)
+    assert [error.attempt for error in job.errors] == [1, 2]
+
+
+def test_attempt_three_reads_what_attempt_one_left(
+    start_worker: Start, client: ModuleType, diary: Diary
+) -> None:
+    start_worker()
+    sent = client.report_in_first_attempt.delay({"by": "first"})
+    assert outcome(sent) == {"by": "first"}
+    found = [entry["checkpoint"] for entry in diary.entries("began", sent.id)]
+    assert found == [{}, {"by": "first"}, {"by": "first"}]
+
+
+def test_a_task_that_neither_reports_nor_lasts_leaves_no_row(
+    start_worker: Start, client: ModuleType, jobs: Jobs, pool: dict
+) -> None:
+    start_worker(**pool)
+    sent = [client.brief.delay(number) for number in range(20)]
+    assert [outcome(one) for one in sent] == list(range(20))
+    marker = client.report.delay(1)
+    jobs.wait_for(marker.id, "completed")
+    assert [job.task_id for job in jobs.all()] == [marker.id]
+
+
+def test_a_short_task_that_reports_leaves_a_completed_row_through_a_warm_stop(
+    start_worker: Start, client: ModuleType, jobs: Jobs, pool: dict
+) -> None:
+    worker = start_worker(**pool)
+    sent = [client.report.delay(number) for number in range(5)]
+    assert [outcome(one) for one in sent] == list(range(5))
+    worker.stop(timeout=20)
+    states = {job.task_id: (job.state, job.progress) for job in jobs.all()}
+    assert states == {one.id: ("completed", None) for one in sent}
+
+
+def test_a_hundred_percent_is_not_done(
+    start_worker: Start, client: ModuleType, jobs: Jobs, gate: Gate, diary: Diary
+) -> None:
+    start_worker()
+    sent = client.fail_at_gate.delay(100, gate.path)
+    diary.wait_for("reported", sent.id)
+    job = jobs.get(sent.id)
+    assert job is not None and (job.state, job.percent) == ("running", 100)
+    gate.open()
+    outcome(sent)
+    assert jobs.wait_for(sent.id, "failed").percent == 100
+
+
+@pytest.mark.parametrize("limits", [{"soft_time_limit": 1}, {"time_limit": 1}], ids=["soft", "hard"])
+def test_a_time_limit_fails_once_with_the_last_percent(
+    start_worker: Start, client: ModuleType, jobs: Jobs, gate: Gate, limits: dict
+) -> None:
+    start_worker()
+    sent = client.report.apply_async((60, "x"), {"gate": gate.path}, **limits)
+    assert "TimeLimitExceeded" in repr(outcome(sent))
+    job = jobs.wait_for(sent.id, "failed")
+    assert job.progress == {"percent": 60, "message": "x"}
+    assert len(job.errors) == 1 and "TimeLimitExceeded" in job.errors[0].error
+
+
+def test_ignore_cancels_and_keeps(start_worker: Start, client: ModuleType, jobs: Jobs, pool: dict) -> None:
+    start_worker(**pool)
+    sent = client.ignore_after.delay(3)
+    assert jobs.wait_for(sent.id, "cancelled").metadata == {"last_id": 3}
+
+
+def test_a_rejected_message_fails_its_job_and_keeps_the_progress(
+    start_worker: Start, client: ModuleType, jobs: Jobs, tmp_path: Any, pool: dict
+) -> None:
+    start_worker(**pool)
+    sent = client.reject_after.delay(3, requeue=False, marker=str(tmp_path / "marker"))
+    job = jobs.wait_for(sent.id, "failed")
+    assert (job.metadata, len(job.errors)) == ({"last_id": 3}, 1)
+
+
+def test_a_message_rejected_back_to_the_queue_goes_on_from_its_checkpoint(
+    start_worker: Start, client: ModuleType, jobs: Jobs, tmp_path: Any, pool: dict
+) -> None:
+    start_worker(**pool)
+    sent = client.reject_after.delay(3, requeue=True, marker=str(tmp_path / "marker"))
+    assert outcome(sent) == {"last_id": 3}
+    assert jobs.wait_for(sent.id, "completed").attempt == 2
+
+
+def test_a_result_that_cannot_be_serialised_fails_and_keeps(
+    start_worker: Start, client: ModuleType, jobs: Jobs, pool: dict
+) -> None:
+    start_worker(**pool)
+    sent = client.return_unserialisable.delay(3)
+    job = jobs.wait_for(sent.id, "failed")
+    assert (job.metadata, len(job.errors)) == ({"last_id": 3}, 1)
+
+
+def test_system_exit_fails_and_keeps_where_celery_loses_the_task(
+    start_worker: Start, client: ModuleType, jobs: Jobs
+) -> None:
+    start_worker(pool="threads")
+    sent = client.exit_after.delay(3)
+    job = jobs.wait_for(sent.id, "failed")
+    assert (job.metadata, [e.error for e in job.errors]) == ({"last_id": 3}, ["SystemExit: 3"])
+
+
+def test_system_exit_in_a_child_fails_as_celery_says(
+    start_worker: Start, client: ModuleType, jobs: Jobs
+) -> None:
+    start_worker()
+    sent = client.exit_after.delay(3)
+    assert "WorkerLostError" in repr(outcome(sent))
+    assert jobs.wait_for(sent.id, "failed").metadata == {"last_id": 3}
+
+
+def test_a_replacement_begins_without_progress_under_its_own_name(
+    start_worker: Start, client: ModuleType, jobs: Jobs, gate: Gate, diary: Diary
+) -> None:
+    start_worker()
+    sent = client.replace_by.delay("report", 5, "new", None, gate.path, True)
+    diary.wait_for("reported", sent.id)
+    job = jobs.get(sent.id)
+    gate.open()
+    assert outcome(sent) == 5
+    assert job is not None
+    assert (job.kind, job.progress) == (client.report.name, {"percent": 5, "message": "new"})
+    assert len(jobs.all()) == 1
+
+
+def test_a_replacement_of_another_class_leaves_no_row(
+    start_worker: Start, client: ModuleType, jobs: Jobs
+) -> None:
+    start_worker()
+    sent = client.replace_by.delay("echo", "plain")
+    assert outcome(sent) == "plain"
+    assert jobs.all() == []
+
+
+def test_a_retry_without_leaving_runs_twice_and_the_row_follows_the_newest_lease(
+    start_worker: Start, client: ModuleType, jobs: Jobs, gate: Gate, diary: Diary
+) -> None:
+    start_worker()
+    sent = client.retry_and_go_on.delay(gate.path)
+    diary.wait_for("began", sent.id, count=2)
+    job = jobs.wait_for(sent.id, "completed")
+    gate.open()
+    eventually(lambda: len(diary.entries("began", sent.id)) == 2)
+    assert (job.attempt, job.run_lease) == (2, 2)
+    assert diary.entries("began", sent.id)[1]["checkpoint"] == {}
+
+
+def test_a_new_message_under_a_finished_id_is_a_fresh_run(
+    start_worker: Start, client: ModuleType, jobs: Jobs, diary: Diary
+) -> None:
+    start_worker()
+    outcome(client.fail_after.apply_async((3,), task_id="again"))
+    failed = jobs.wait_for("again", "failed")
+    client.retry_after.apply_async((1, 300), task_id="again")
+    waiting = jobs.wait_for("again", "retryable")
+    assert [entry["checkpoint"] for entry in diary.entries("began", "again")] == [{}, {}]
+    assert (waiting.run_lease, waiting.attempt) == (failed.run_lease + 1, 1)
+    assert [error.error for error in waiting.errors] == ["Unlucky: again"]
+
+
+def test_headers_of_the_user_survive_a_retry_and_do_not_break_the_run(
+    start_worker: Start, client: ModuleType, jobs: Jobs, diary: Diary
+) -> None:
+    start_worker()
+    sent = client.retry_with_headers.apply_async(headers={"customer": "first"})
+    assert outcome(sent) == {"left": True}
+    assert jobs.wait_for(sent.id, "completed").attempt == 2
+    seen = [entry["customer"] for entry in diary.entries("headers", sent.id)]
+    assert seen == ["first", "second"]
+
+
+def test_results_are_the_same_with_and_without_the_plugin(
+    start_worker: Start, client: ModuleType, load_client: Callable[..., ModuleType], broker: Any
+) -> None:
+    with_plugin = start_worker()
+    ours = _results(client)
+    with_plugin.stop(timeout=20)
+    start_worker(config={"test_plain": True})
+    plain = _results(load_client(config={"test_plain": True}))
+    assert ours == plain
+
+
+def _results(client: ModuleType) -> list[Any]:
+    sent = [
+        client.brief.delay({"a": [1, "x"]}),
+        client.report.delay(5),
+        client.fail_after.delay(2),
+        client.return_unserialisable.delay(1),
+        client.brief.apply_async((1,), ignore_result=True),
+    ]
+    for one in sent[:-1]:
+        outcome(one)
+    return [(one.state, type(one.result).__name__, str(one.result)) for one in sent[:-1]]

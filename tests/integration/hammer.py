@@ -1,0 +1,196 @@
+"""Threads that claim, retry and start fresh runs of a few tasks all at once, and write down what
+each attempt found and left, so that what was lost on the way can be told afterwards."""
+
+from __future__ import annotations
+
+import random
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+from celery_awa.errors import RowLocked
+from celery_awa.model import (
+    Answer,
+    Beat,
+    Claim,
+    JobState,
+    Lease,
+    Snapshot,
+    Transition,
+)
+from celery_awa.store.canonical import CanonicalStore, open_store
+from tests.conftest import SCHEMA
+
+from .jobs import attempt
+
+#: A lease that no row reaches: a message that carries it is never taken for a used copy.
+NEVER_USED = 2**40
+
+_BOTH = f"""
+SELECT task_id, count(*) FROM (
+    SELECT task_id FROM {SCHEMA}.jobs_hot UNION ALL SELECT task_id FROM {SCHEMA}.scheduled_jobs
+) AS both_tables WHERE task_id = ANY (%s) GROUP BY task_id
+"""
+
+
+@dataclass
+class Taken:
+    """One claim that was granted: what it found, and what its attempt is known to have left."""
+
+    run: str
+    attempt: int
+    found: dict[str, Any] | None
+    left: dict[str, Any] | None
+
+
+@dataclass
+class Hammer:
+    """Strikes with ``threads`` threads until a fault is found or the time is over."""
+
+    url: str
+    tasks: Sequence[str]
+    threads: int = 8
+    faults: list[str] = field(default_factory=list)
+    leases: dict[str, Lease] = field(default_factory=dict)
+    _taken: dict[tuple[str, int], Taken] = field(default_factory=dict)
+    _runs: dict[str, str] = field(default_factory=dict)
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        # A deadlock must be found before the lock timeout of 500 ms hides it.
+        self.url = make_conninfo(self.url, options="-c deadlock_timeout=50ms")
+
+    def strike(self, seconds: float, *beside: Callable[[CanonicalStore], None]) -> list[str]:
+        """Returns what went wrong. ``beside`` is called again and again, each in a thread."""
+        with closing(open_store(self.url, SCHEMA)) as store:
+            for task_id in self.tasks:
+                self._strike_once(store, task_id, random.Random(1))
+        workers = [self._worker(seed) for seed in range(self.threads)]
+        strikes = [*workers, *map(self._forever, beside), self._watch]
+        running = [threading.Thread(target=self._noting(strike)) for strike in strikes]
+        for thread in running:
+            thread.start()
+        self._over.wait(seconds)
+        self._over.set()
+        for thread in running:
+            thread.join()
+        self._compare()
+        return self.faults
+
+    @property
+    def claims(self) -> int:
+        """How many claims were granted."""
+        return len(self._taken)
+
+    def _fault(self, text: str) -> None:
+        self.faults.append(text)
+        self._over.set()
+
+    def _noting(self, strike: Callable[[], None]) -> Callable[[], None]:
+        def noting() -> None:
+            try:
+                strike()
+            except Exception as exc:
+                self._fault(f"{type(exc).__name__}: {exc}")
+
+        return noting
+
+    def _worker(self, seed: int) -> Callable[[], None]:
+        chance = random.Random(seed)
+        return self._forever(
+            lambda store: self._strike_once(store, chance.choice(self.tasks), chance)
+        )
+
+    def _forever(self, strike: Callable[[CanonicalStore], None]) -> Callable[[], None]:
+        def again_and_again() -> None:
+            with closing(open_store(self.url, SCHEMA)) as store:
+                while not self._over.is_set():
+                    try:
+                        strike(store)
+                    except RowLocked as exc:
+                        if not isinstance(exc.__cause__, psycopg.errors.LockNotAvailable):
+                            raise
+
+        return again_and_again
+
+    def _watch(self) -> None:
+        """In one snapshot: each task has exactly one row, in whichever table."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            while not self._over.wait(0.001):
+                found = dict(connection.execute(_BOTH, (list(self.tasks),)).fetchall())
+                if found != dict.fromkeys(self.tasks, 1):
+                    self._fault(f"rows of each task: {found}")
+
+    def _strike_once(self, store: CanonicalStore, task_id: str, chance: random.Random) -> None:
+        token = uuid.uuid4().hex
+        if task_id not in self._runs or chance.random() < 0.1:
+            self._runs[task_id] = token
+        claim = store.claim(
+            attempt(token, task_id, run_token=self._runs[task_id], from_lease=NEVER_USED)
+        )
+        if claim.lease is None:
+            self._fault(f"claim of {task_id} was told {claim.verdict}")
+            return
+        taken = self._note(task_id, claim, claim.lease)
+        self._live(store, task_id, token, claim.lease, taken, chance)
+
+    def _note(self, task_id: str, claim: Claim, lease: Lease) -> Taken:
+        taken = Taken(claim.run_token, claim.attempt, claim.progress, claim.progress)
+        if (task_id, lease.run_lease) in self._taken:
+            self._fault(f"lease {lease.run_lease} of {task_id} was given twice")
+        self._taken[task_id, lease.run_lease] = taken
+        self.leases[task_id] = lease
+        return taken
+
+    def _live(
+        self,
+        store: CanonicalStore,
+        task_id: str,
+        token: str,
+        lease: Lease,
+        taken: Taken,
+        chance: random.Random,
+    ) -> None:
+        """Report, and be retried; now and then die instead, which leaves a running row."""
+        generations = chance.randint(0, 2)
+        for generation in range(1, generations + 1):
+            value = {"percent": generation, "metadata": {"from": token}}
+            if store.heartbeat_with_progress([Beat(lease, _snapshot(generation, value))]):
+                taken.left = value
+        if chance.random() < 0.2:
+            return
+        state = chance.choice([JobState.RETRYABLE, JobState.SCHEDULED, JobState.AVAILABLE])
+        value = {"percent": 99, "metadata": {"from": token, "to": state.value}}
+        transition = Transition(state, _snapshot(generations + 1, value), unsent=True)
+        if store.end(lease, token, transition).answer is Answer.DONE:
+            taken.left = value
+            store.sent(lease)
+            if store.end(lease, token, transition).answer is Answer.DONE:
+                self._fault(f"{task_id} was ended twice")
+
+    def _compare(self) -> None:
+        """Each attempt of a run has found what the one before it left, and no lease is missing."""
+        for task_id in self.tasks:
+            leases = sorted(number for task, number in self._taken if task == task_id)
+            if leases != list(range(1, len(leases) + 1)):
+                self.faults.append(f"the leases of {task_id} have gaps: {leases}")
+                continue
+            for number in leases[1:]:
+                before, after = self._taken[task_id, number - 1], self._taken[task_id, number]
+                continued = before.run == after.run
+                expected = (before.attempt + 1, before.left) if continued else (1, None)
+                if (after.attempt, after.found) != expected:
+                    self.faults.append(
+                        f"attempt {after.attempt} of {task_id}, lease {number}, found "
+                        f"{after.found} instead of {expected}"
+                    )
+
+
+def _snapshot(generation: int, value: dict[str, Any]) -> Snapshot:
+    return Snapshot(generation, str(value).replace("'", '"'))
