@@ -118,7 +118,8 @@ def revoked(task: Any, context: Any) -> None:
         _queue(task, context, None, transition, late=True)
     elif here.process is not None:
         described = _describe(task, context, True, None)
-        here.process.end_unstarted(described, _whole(task, context, transition))
+        unstarted = replace(_whole(task, context, transition), uncounted=True)
+        here.process.end_unstarted(described, unstarted)
 
 
 def _queue(task: Any, context: Any, pid: int | None, transition: Transition, *, late: bool) -> None:

@@ -1,4 +1,4 @@
-"""Two faults from outside, of which the task knows nothing: a cut connection and a killed process."""
+"""Two faults from outside: a cut connection and a killed process. The task knows of neither."""
 
 from __future__ import annotations
 

@@ -61,7 +61,8 @@ def _start(folder: Path) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd=EXAMPLES,
-            env=os.environ | {FOLDER_VARIABLE: str(folder)},
+            # What a killed process leaves in its temporary folder shall lie in ours.
+            env=os.environ | {FOLDER_VARIABLE: str(folder), "TMPDIR": str(folder)},
             start_new_session=True,
         )
 

@@ -1,58 +1,67 @@
-"""Fixtures for tests with a real Postgres."""
+"""Fixtures of the integration tests: processes that use an embedded server."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
-from functools import partial
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
-from celery_awa.store.canonical import CanonicalStore, open_store
-from tests.conftest import SCHEMA, _database, with_database
-
-from .jobs import Database
-
-StoreOn = Callable[[str], CanonicalStore]
-OpenStore = Callable[[], CanonicalStore]
-
-
-@pytest.fixture(scope="session")
-def jobs_database(postgres_server: str, template_database: str) -> Iterator[Database]:
-    """One migrated database for all tests that only fill it with jobs: a clone takes a while."""
-    with ExitStack() as stack:
-        name = stack.enter_context(_database(postgres_server, template_database))
-        yield stack.enter_context(closing(Database(with_database(postgres_server, name))))
+from tests.integration.embedded_servers import USER, Start, part_of_the_package
+from tests.processes import Process
 
 
 @pytest.fixture
-def database(jobs_database: Database) -> Database:
-    """A look past the store into its database, which has no job when the test begins."""
-    jobs_database.empty()
-    return jobs_database
+def open_folder() -> Iterator[Path]:
+    """A folder that everybody may enter; temporary files of the processes go there too.
+
+    pytest's own lies below one that root keeps to itself, and the server does not run as root.
+    """
+    made = Path(tempfile.mkdtemp(prefix="awa-test-", dir="/tmp"))
+    made.chmod(0o755)
+    (made / "tmp").mkdir()
+    (made / "tmp").chmod(0o777)
+    yield made
+    shutil.rmtree(made)
 
 
 @pytest.fixture
-def store_on() -> Iterator[StoreOn]:
-    """Opens a store at a URL, and closes it after the test."""
-    with ExitStack() as stack:
-        yield lambda url: stack.enter_context(closing(open_store(url, SCHEMA)))
+def start_user(open_folder: Path, tmp_path: Path) -> Iterator[Start]:
+    """Start ``embedded_user.py`` with a URL and what to do then."""
+    part = part_of_the_package(open_folder)
+    started: list[Process] = []
 
+    def start(
+        url: str,
+        then: str,
+        *,
+        python: str = sys.executable,
+        account: tuple[int, int] | None = None,
+        **env: str,
+    ) -> Process:
+        # Not the server of the session that runs these tests.
+        inherited = {k: v for k, v in os.environ.items() if k != "CELERY_AWA_EMBEDDED"}
+        defaults = {"TMPDIR": str(open_folder / "tmp"), "PYTHONPATH": str(part)}
+        process = Process(
+            [python, str(part / USER.name), url, then],
+            log=tmp_path / f"{len(started)}.log",
+            env=inherited | defaults | env,
+            cwd=Path("/"),
+            account=account,
+        )
+        started.append(process)
+        return process
 
-@pytest.fixture
-def open_another(database: Database, store_on: StoreOn) -> OpenStore:
-    """Opens a store on the database of :func:`store`, over a connection of its own."""
-    return partial(store_on, database.url)
-
-
-@pytest.fixture
-def store(open_another: OpenStore) -> CanonicalStore:
-    """A store on a database without jobs."""
-    return open_another()
-
-
-@pytest.fixture
-def own_database(database_url: str) -> Iterator[Database]:
-    """A database for a test that changes more in it than jobs."""
-    with closing(Database(database_url)) as database:
-        yield database
+    yield start
+    # All of them first: a shared server, of the first one's family, ends with the last one.
+    for process in started:
+        process.kill(signal.SIGKILL)
+    with ExitStack() as ends:
+        for process in started:
+            ends.callback(process.end, timeout=30)

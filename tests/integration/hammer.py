@@ -7,14 +7,13 @@ import random
 import threading
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from celery_awa.errors import RowLocked
 from celery_awa.model import (
     Answer,
     Beat,
@@ -28,6 +27,8 @@ from celery_awa.store.canonical import CanonicalStore, open_store
 from tests.conftest import SCHEMA
 
 from .jobs import attempt
+
+Strike = Callable[[CanonicalStore], None]
 
 #: A lease that no row reaches: a message that carries it is never taken for a used copy.
 NEVER_USED = 2**40
@@ -66,20 +67,22 @@ class Hammer:
         # A deadlock must be found before the lock timeout of 500 ms hides it.
         self.url = make_conninfo(self.url, options="-c deadlock_timeout=50ms")
 
-    def strike(self, seconds: float, *beside: Callable[[CanonicalStore], None]) -> list[str]:
+    def strike(self, seconds: float, *beside: Strike) -> list[str]:
         """Returns what went wrong. ``beside`` is called again and again, each in a thread."""
-        with closing(open_store(self.url, SCHEMA)) as store:
+        workers = [self._worker(random.Random(seed)) for seed in range(self.threads)]
+        with ExitStack() as stack:
+            threads = []
+            for strike in (*workers, *beside, self._look):
+                store = stack.enter_context(closing(open_store(self.url, SCHEMA)))
+                threads.append(threading.Thread(target=self._again_and_again, args=(strike, store)))
             for task_id in self.tasks:
                 self._strike_once(store, task_id, random.Random(1))
-        workers = [self._worker(seed) for seed in range(self.threads)]
-        strikes = [*workers, *map(self._forever, beside), self._watch]
-        running = [threading.Thread(target=self._noting(strike)) for strike in strikes]
-        for thread in running:
-            thread.start()
-        self._over.wait(seconds)
-        self._over.set()
-        for thread in running:
-            thread.join()
+            for thread in threads:
+                thread.start()
+            self._over.wait(seconds)
+            self._over.set()
+            for thread in threads:
+                thread.join()
         self._compare()
         return self.faults
 
@@ -92,40 +95,24 @@ class Hammer:
         self.faults.append(text)
         self._over.set()
 
-    def _noting(self, strike: Callable[[], None]) -> Callable[[], None]:
-        def noting() -> None:
+    def _worker(self, chance: random.Random) -> Strike:
+        return lambda store: self._strike_once(store, chance.choice(self.tasks), chance)
+
+    def _again_and_again(self, strike: Strike, store: CanonicalStore) -> None:
+        while not self._over.is_set():
             try:
-                strike()
+                strike(store)
             except Exception as exc:
-                self._fault(f"{type(exc).__name__}: {exc}")
+                # A row that stays locked for long is no fault; a deadlock is.
+                if not isinstance(exc.__cause__, psycopg.errors.LockNotAvailable):
+                    self._fault(f"{type(exc).__name__}: {exc}")
 
-        return noting
-
-    def _worker(self, seed: int) -> Callable[[], None]:
-        chance = random.Random(seed)
-        return self._forever(
-            lambda store: self._strike_once(store, chance.choice(self.tasks), chance)
-        )
-
-    def _forever(self, strike: Callable[[CanonicalStore], None]) -> Callable[[], None]:
-        def again_and_again() -> None:
-            with closing(open_store(self.url, SCHEMA)) as store:
-                while not self._over.is_set():
-                    try:
-                        strike(store)
-                    except RowLocked as exc:
-                        if not isinstance(exc.__cause__, psycopg.errors.LockNotAvailable):
-                            raise
-
-        return again_and_again
-
-    def _watch(self) -> None:
+    def _look(self, store: CanonicalStore) -> None:
         """In one snapshot: each task has exactly one row, in whichever table."""
-        with psycopg.connect(self.url, autocommit=True) as connection:
-            while not self._over.wait(0.001):
-                found = dict(connection.execute(_BOTH, (list(self.tasks),)).fetchall())
-                if found != dict.fromkeys(self.tasks, 1):
-                    self._fault(f"rows of each task: {found}")
+        found = dict(store._connection.execute(_BOTH, (list(self.tasks),)).fetchall())
+        if found != dict.fromkeys(self.tasks, 1):
+            self._fault(f"rows of each task: {found}")
+        self._over.wait(0.001)
 
     def _strike_once(self, store: CanonicalStore, task_id: str, chance: random.Random) -> None:
         token = uuid.uuid4().hex

@@ -32,6 +32,8 @@ from .jobs import (
     stored,
 )
 
+pytest_plugins = ["tests.integration.stores"]
+
 
 @dataclass(frozen=True)
 class Decided:

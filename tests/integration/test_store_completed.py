@@ -12,6 +12,8 @@ from celery_awa.store.canonical import CanonicalStore
 
 from .jobs import Database, attempt, claimed, retried_job, running, snapshot
 
+pytest_plugins = ["tests.integration.stores"]
+
 
 def completed(task_id: str, token: str = "", **fields: Any) -> NewAttempt:
     """An attempt of a task that has succeeded, which may have run for a while."""

@@ -15,8 +15,10 @@ from celery_awa.store.canonical import CanonicalStore
 from celery_awa.store.connection import connect
 from tests.waiting import eventually
 
-from .conftest import OpenStore, StoreOn
 from .jobs import Database, attempt, claimed, running, snapshot
+from .stores import OpenStore, StoreOn
+
+pytest_plugins = ["tests.integration.stores"]
 
 
 def use_every_verb(store: CanonicalStore) -> None:

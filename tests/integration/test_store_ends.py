@@ -22,8 +22,10 @@ from celery_awa.model import (
 )
 from celery_awa.store.canonical import CanonicalStore
 
-from .conftest import OpenStore
 from .jobs import FINISHED, Database, attempt, claimed, retried_job, running, snapshot, stored
+from .stores import OpenStore
+
+pytest_plugins = ["tests.integration.stores"]
 
 End = Callable[[CanonicalStore, Transition], Ended]
 

@@ -13,8 +13,10 @@ from celery_awa.errors import RowLocked, SchemaError, SettingsError, StoreRefuse
 from celery_awa.model import Beat, JobState, Lease, Transition
 from celery_awa.store.canonical import CanonicalStore, open_store
 
-from .conftest import OpenStore, StoreOn
 from .jobs import Database, attempt, claimed, retried_job, running, snapshot
+from .stores import OpenStore, StoreOn
+
+pytest_plugins = ["tests.integration.stores"]
 
 Verb = Callable[[CanonicalStore, Lease], object]
 

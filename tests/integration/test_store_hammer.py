@@ -15,6 +15,8 @@ from celery_awa.store.canonical import CanonicalStore
 from .hammer import Hammer
 from .jobs import Database, attempt
 
+pytest_plugins = ["tests.integration.stores"]
+
 SECONDS = float(os.environ.get("AWA_TEST_HAMMER_SECONDS", "3"))
 
 pytestmark = pytest.mark.timeout(60 + 4 * SECONDS)

@@ -17,8 +17,10 @@ from celery_awa.store import canonical
 from celery_awa.store.canonical import CanonicalStore
 from tests.waiting import eventually
 
-from .conftest import StoreOn
 from .jobs import Database, running, snapshot, stored
+from .stores import StoreOn
+
+pytest_plugins = ["tests.integration.stores"]
 
 BeatAll = Callable[[CanonicalStore, list[Lease], bool], dict[Lease, Pulse]]
 

@@ -13,8 +13,10 @@ import pytest
 from celery_awa.model import Beat, JobState, Snapshot, Transition
 from celery_awa.store.canonical import CanonicalStore
 
-from .conftest import OpenStore, StoreOn
 from .jobs import Database, attempt, claimed, retried_job, running, snapshot, stored
+from .stores import OpenStore, StoreOn
+
+pytest_plugins = ["tests.integration.stores"]
 
 #: Reads in each race with a writer; some hundred writes fall between them.
 READS = 500

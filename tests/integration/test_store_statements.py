@@ -17,8 +17,10 @@ from celery_awa.store.canonical import CanonicalStore
 from tests.conftest import SCHEMA
 from tests.waiting import eventually
 
-from .conftest import StoreOn
 from .jobs import Database, attempt
+from .stores import StoreOn
+
+pytest_plugins = ["tests.integration.stores"]
 
 FILES = sorted((sql_files.sql_root() / "queries").iterdir())
 each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
