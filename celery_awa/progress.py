@@ -28,7 +28,8 @@ class Sink(Protocol):
     Called under the buffer's lock, so by one thread at a time; but a signal's handler may call
     it while a call of the same thread is under way, and an exception may strike inside. A reader
     takes the higher generation of the two records for that of the whole; where both are behind,
-    the older change is therefore written first. ``{}`` takes back what was written before.
+    the older change is therefore written first. ``{}`` takes back what was written before. No
+    record is longer than the buffer's limit.
     """
 
     def write_brief(self, generation: int, data: bytes) -> None:
@@ -41,12 +42,13 @@ class Sink(Protocol):
 
 
 # generation; brief ("": none), its generation; metadata as one `"key":value` a key, how many bytes
-# it adds to the brief, its generation
-_State = tuple[int, str, int, dict[str, str], int, int]
+# it adds to the brief, its generation; whether the whole is within the limit, which only what a
+# claim brought can exceed
+_State = tuple[int, str, int, dict[str, str], int, int, bool]
 
-_NOTHING: Final[_State] = (0, "", 0, {}, 0, 0)
+_NOTHING: Final[_State] = (0, "", 0, {}, 0, 0, True)
 # Of a sink that may hold anything: equal to no state in any part.
-_UNKNOWN: Final[_State] = (-1, " ", -1, {}, 0, -1)
+_UNKNOWN: Final[_State] = (-1, " ", -1, {}, 0, -1, True)
 
 
 class ProgressBuffer:
@@ -89,11 +91,11 @@ class ProgressBuffer:
         with self._lock:
             while True:
                 state = self._state
-                generation, _, _, pairs, size, metadata_generation = state
+                generation, _, _, pairs, size, metadata_generation, _ = state
                 if brief_size + size > self._limit:
                     raise ProgressTooLarge(brief_size + size, self._limit)
                 generation += 1
-                changed = (generation, brief, generation, pairs, size, metadata_generation)
+                changed = (generation, brief, generation, pairs, size, metadata_generation, True)
                 # Not so if a signal's handler of this thread reported meanwhile. Nothing can
                 # come between this question and the store: only calls and jumps let it in.
                 if self._state is state:
@@ -116,12 +118,13 @@ class ProgressBuffer:
         with self._lock:
             while True:
                 state = self._state
-                generation, brief, brief_generation, pairs, size, _ = state
+                generation, brief, brief_generation, pairs, size, _, _ = state
                 size += _growth(pairs, added)
                 if _size(brief, size) > self._limit:
                     raise ProgressTooLarge(_size(brief, size), self._limit)
                 generation += 1
-                changed = (generation, brief, brief_generation, pairs | added, size, generation)
+                pairs = pairs | added
+                changed = (generation, brief, brief_generation, pairs, size, generation, True)
                 if self._state is state:  # see set_progress
                     self._state = changed
                     break
@@ -165,7 +168,7 @@ class ProgressBuffer:
 
     def snapshot(self) -> Snapshot:
         """The present progress object, for the database."""
-        generation, brief, _, pairs, _, _ = self._state
+        generation, brief, _, pairs, _, _, _ = self._state
         return Snapshot(generation, _composed(brief, _joined(pairs)))
 
     def value(self) -> dict[str, Any] | None:
@@ -223,7 +226,15 @@ class ProgressBuffer:
 
 def _write_changes(sink: Sink, written: _State, state: _State) -> _State:
     """Write the records in which the two states differ, the older one first."""
-    _, brief, brief_generation, pairs, _, metadata_generation = state
+    _, brief, brief_generation, pairs, _, metadata_generation, fits = state
+    if not fits:
+        # A page has no room for it, nor needs it: the row holds just that. What was reported
+        # before may not stand there, since it would be written over the row.
+        sink.write_brief(0, _EMPTY.encode())
+        sink.write_metadata(0, _EMPTY.encode())
+        return state
+    if not written[-1]:
+        written = _UNKNOWN
     metadata = None if pairs is written[3] else _joined(pairs).encode()
     if metadata and metadata_generation < brief_generation:
         sink.write_metadata(metadata_generation, metadata)
@@ -285,7 +296,7 @@ def _split(kept: dict[str, Any]) -> tuple[str, dict[str, str]]:
 def _laid_over(
     state: _State, kept_brief: str, kept_pairs: dict[str, str], limit: int
 ) -> tuple[_State, bool]:
-    generation, brief, brief_generation, pairs, _, metadata_generation = state
+    generation, brief, brief_generation, pairs, _, metadata_generation, _ = state
     merged = kept_pairs | pairs
     kept_size = _growth({}, kept_pairs)
     size = kept_size + _growth(kept_pairs, pairs)
@@ -295,4 +306,6 @@ def _laid_over(
     if not complete:
         merged, size = kept_pairs, kept_size
         brief = brief if _size(brief, size) <= limit else kept_brief
-    return (generation, brief, brief_generation, merged, size, metadata_generation), complete
+    fits = _size(brief, size) <= limit
+    changed = (generation, brief, brief_generation, merged, size, metadata_generation, fits)
+    return changed, complete

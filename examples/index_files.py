@@ -12,13 +12,14 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from file_index import check, sources, table
 from file_index.faults import Faults
 from file_index.keeper import FOLDER_VARIABLE
 from file_index.view import Bar, Job, Lines, table_of, view_for
-from file_index.worker import Worker
+from file_index.worker import Worker, started_worker
 from rich.console import Console
 
 import celery_awa
@@ -50,10 +51,9 @@ def main() -> int:
     pace = WORK / len(files) if options.pace is None else options.pace
     _say(f"{len(files):,} source files below {root}")
     _say(f"each one waits {pace * 1000:.0f} ms, in place of heavier work")
-    # The server belongs to this process and goes with it.
-    url = os.environ["AWA_DATABASE_URL"] = embedded.resolve("embedded:")
+    url = os.environ["AWA_DATABASE_URL"] = _start_server()
     celery_awa.migrate(url)
-    with table.connect(url, "index_files") as database, Worker() as worker:
+    with table.connect(url, "index_files") as database, started_worker() as worker:
         table.create(database)
         try:
             wrong = _demonstrate(database, worker, root, files, pace)
@@ -81,6 +81,14 @@ def _leave(number: int, frame: object) -> None:
     for further in SIGNALS:
         signal.signal(further, signal.SIG_IGN)
     raise SystemExit(128 + number)
+
+
+def _start_server() -> str:
+    """A server that belongs to this process and goes with it."""
+    # In a thread, which signals do not interrupt: a half-started server would be stopped too,
+    # but only after this process has ended.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(embedded.resolve, "embedded:").result()
 
 
 def _say(text: str) -> None:
@@ -132,7 +140,7 @@ def _report(
         again = table.written_again(database)
         _say(
             f"checked: each of the {len(files):,} files is in the table once, with its size, lines "
-            f"and SHA-256; {again} of them done again"
+            f"and SHA-256; {again or 'none'} of them done again"
         )
     return wrong
 

@@ -34,8 +34,15 @@ class LostRequest:
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         error = getattr(exc_info.exception, "exc", exc_info.exception)
-        with _watching(self, isinstance(error, _LOST)):
-            return super().on_failure(exc_info, *args, **kwargs)  # type: ignore[misc]  # Celery's Request follows in the MRO
+        lost = isinstance(error, _LOST)
+        try:
+            with _watching(self, lost):
+                return super().on_failure(exc_info, *args, **kwargs)  # type: ignore[misc]  # Celery's Request follows in the MRO
+        except Exception:
+            # It meant to store a failure. Celery before 5.7 cannot, for a SystemExit.
+            if lost:
+                self.awa_decide(JobState.FAILED, error_text(error))
+            raise
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         with _watching(self, not soft):

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from ..errors import InvalidProgress, LeaseLost, StoreUnavailable
-from ..model import Claim, Lease, NewAttempt, Snapshot, Transition, Verdict
+from ..model import Claim, Lease, NewAttempt, Snapshot, Verdict
 from ..progress import ProgressBuffer
 from ..progress_brief import UNSET, Unset
 from .page import Page
@@ -59,6 +59,9 @@ class Attempt:
         self.page: Page | None = None
         self.started_at = time.monotonic()
         self.claim_due = float("inf")
+        #: When its claim was tried last, and until when not again; monotonic seconds.
+        self.claim_tried_at = 0.0
+        self.claim_not_before = 0.0
         self.claim_sent = False
         self.claim: Claim | None = None
         self.unclaimable: str | None = None
@@ -71,6 +74,7 @@ class Attempt:
         self._describe = describe
         self._desk = desk
         self._lost = False
+        self._acknowledged = 0
         self._checkpoint: Mapping[str, Any] = MappingProxyType({})
 
     # The task and its threads.
@@ -123,7 +127,7 @@ class Attempt:
     def _learn(self) -> None:
         if self._desk is None:
             return
-        if self.claim is None:
+        if self.claim is None and self.unclaimable is None and not self.ended:
             self._desk.learn(self, READ_TIMEOUT)
         if self.unclaimable is not None:
             raise StoreUnavailable(f"the database refused this attempt: {self.unclaimable}")
@@ -134,8 +138,9 @@ class Attempt:
 
     @property
     def lost(self) -> bool:
-        """Whether the lease is known to be gone."""
-        return self._lost or (self.page is not None and self.page.lost())
+        """Whether the lease is known to be gone; an end that is on its way may take it itself."""
+        page = self.page
+        return self._lost or (not self.ended and page is not None and page.lost())
 
     @property
     def pending(self) -> bool:
@@ -145,7 +150,8 @@ class Attempt:
     @property
     def heard_of_at(self) -> float:
         """When the last confirmed heartbeat was sent, in ``time.monotonic()``."""
-        answered = self.page.confirmed_at() if self.page is not None else None
+        page = self.page
+        answered = page.confirmed_at() if page is not None else None
         return max(self.confirmed_at, answered or 0.0)
 
     def describe(self, *, late: bool) -> NewAttempt:
@@ -156,27 +162,31 @@ class Attempt:
         """The answer to the claim (database thread). False if not all that was reported fits."""
         fits = True
         if claim.verdict is Verdict.YOURS and claim.lease is not None:
-            kept = claim.progress or {}
-            fits = self.buffer.lay_over(claim.progress)
-            self._checkpoint = MappingProxyType(dict(kept.get("metadata") or {}))
+            fits = self.start_from(claim.progress)
             self.lease, self.number = claim.lease, claim.attempt
             self.run_token = claim.run_token
             self.confirmed_at = sent_at
-            if self.page is not None:
-                self.page.set_lease(claim.lease, token=self.token)
+            page = self.page
+            if page is not None:
+                page.set_lease(claim.lease, token=self.token)
         else:
             self._lost = True
         self.claim = claim  # last: the readers look at it first
         return fits
 
-    def start_from(self, kept: dict[str, Any] | None) -> None:
-        """Begin with kept progress, without a claim (eager mode)."""
-        self.buffer.lay_over(kept)
-        self._checkpoint = MappingProxyType(dict((kept or {}).get("metadata") or {}))
+    def start_from(self, kept: dict[str, Any] | None) -> bool:
+        """Begin with kept progress; False if not all that was reported before fits beside it."""
+        # Whatever is in the row was perhaps edited by hand: what is no object is no progress.
+        kept = kept if isinstance(kept, dict) else {}
+        metadata = kept.get("metadata")
+        fits = self.buffer.lay_over(kept)
+        self._checkpoint = MappingProxyType(dict(metadata) if isinstance(metadata, dict) else {})
+        return fits
 
     def unclaim(self) -> None:
         """The row was deleted for a replacement that was never sent: begin anew without one."""
         self.claim, self.lease, self.claim_sent = None, None, False
+        self._acknowledged = 0  # what the row held went with it
         self.ended = False
 
     def detach(self) -> None:
@@ -191,8 +201,8 @@ class Attempt:
 
     def acknowledged(self) -> int:
         """The generation that the database confirmed, to this process or to the worker."""
-        by_worker = self.page.acknowledged() if self.page is not None else 0
-        return max(self.buffer.acknowledged, by_worker)
+        page = self.page
+        return max(self._acknowledged, page.acknowledged() if page is not None else 0)
 
     def snapshot(self) -> Snapshot:
         return self.buffer.snapshot()
@@ -200,8 +210,9 @@ class Attempt:
     def answer(
         self, *, acknowledged: int, confirmed_at: float, lost: bool = False, stop: bool = False
     ) -> None:
-        self.buffer.acknowledge(acknowledged)
         if lost:
             self._lost = True
-        else:
-            self.confirmed_at = confirmed_at
+            return
+        self._acknowledged = max(self._acknowledged, acknowledged)
+        self.buffer.acknowledge(acknowledged)
+        self.confirmed_at = confirmed_at

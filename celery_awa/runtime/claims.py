@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from ..errors import RowLocked, StoreRefused
+from ..model import Claim, NewAttempt
 from ..settings import Settings
 from ..store.protocol import Store
 from .attempt import Attempt
@@ -27,19 +28,28 @@ class Claims:
         self._in_flight = in_flight
         self._settings = settings
         self._trouble = trouble
+        self._looked_at = 0.0
 
     def due(self) -> float | None:
         return min((self._due_at(attempt) for attempt in self._unclaimed()), default=None)
 
-    def run_once(self, open_store: Callable[[], Store]) -> int:
-        """Claim what is due; returns how many were claimed."""
-        now = time.monotonic()
-        due = [attempt for attempt in self._unclaimed() if self._due_at(attempt) <= now]
-        for attempt in due:
+    def run_once(self, open_store: Callable[[], Store], *, last: bool = False) -> int:
+        """Claim what is due, with ``last`` all that reported; returns how many were claimed."""
+        self._looked_at = now = time.monotonic()
+        due = [
+            attempt
+            for attempt in self._unclaimed()
+            if self._due_at(attempt) <= now or (last and attempt.generation())
+        ]
+        # Who was tried before goes last, so that one whose claim fails holds up no other.
+        due.sort(key=lambda attempt: attempt.claim_tried_at)
+        for count, attempt in enumerate(due):
+            attempt.claim_tried_at = now
             try:
                 self.claim(open_store(), attempt, late=True)
             except RowLocked:
-                attempt.claim_due = time.monotonic() + LOCKED_PAUSE
+                attempt.claim_not_before = time.monotonic() + LOCKED_PAUSE
+                return count  # half a second went by: errands first, then the others
         return len(due)
 
     def claim(self, store: Store, attempt: Attempt, *, late: bool) -> None:
@@ -49,12 +59,24 @@ class Claims:
         attempt.claim_sent = True
         if attempt.ended:
             return
+        try:
+            described = attempt.describe(late=late)
+        except Exception as exc:  # a foreign repr, a serializer
+            self._trouble.warn("bug", "celery-awa: an attempt cannot be described", exc_info=exc)
+            attempt.unclaimable = f"it cannot be described: {type(exc).__name__}"
+            return
+        self._claim_as(store, attempt, described)
+
+    def _claim_as(self, store: Store, attempt: Attempt, described: NewAttempt) -> None:
         sent_at = time.monotonic()
         try:
-            claim = store.claim(attempt.describe(late=late))
+            claim = store.claim(described)
         except StoreRefused as exc:
             self._give_up(attempt, str(exc))
-            return
+        else:
+            self._hand_on(attempt, claim, sent_at)
+
+    def _hand_on(self, attempt: Attempt, claim: Claim, sent_at: float) -> None:
         if not attempt.claimed(claim, sent_at):
             self._trouble.warn(
                 "overflow",
@@ -80,6 +102,8 @@ class Claims:
         ]
 
     def _due_at(self, attempt: Attempt) -> float:
-        if attempt.generation():
-            return min(attempt.claim_due, attempt.started_at + self._settings.write_interval)
-        return attempt.claim_due
+        """Reporting wakes nobody, so whether something was reported is looked at every cycle."""
+        cycle = attempt.started_at + self._settings.write_interval
+        if not attempt.generation():
+            cycle = max(cycle, self._looked_at + self._settings.write_interval)
+        return max(min(attempt.claim_due, cycle), attempt.claim_not_before)

@@ -1,78 +1,41 @@
 """Runs in the worker and in each pool child: the one thread of a process that owns a connection.
 
 Other threads hand it errands and wait for their answer no longer than they care to; services
-run on it at their times. So nothing that the network does can hold up a task.
+run on it at their times. So nothing that the network does can hold up a task. Whatever other
+threads touch here changes in single steps, without a lock that an exception out of a signal's
+handler could leave taken.
 """
 
 from __future__ import annotations
 
-import os
-import random
+import itertools
 import threading
 import time
-import weakref
-from collections import deque
+from _thread import start_new_thread
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from ..errors import AwaError, RowLocked, SchemaError, StoreUnavailable
+from ..errors import AwaError, RowLocked, StoreRefused, StoreUnavailable
 from ..store.protocol import Store
+from .bell import Bell
+from .breaker import Breaker
+from .errand import LOCKED_PAUSE, Errand
+from .lazy_store import LazyStore, Work
+from .service import NEVER, Attended, Service
 from .trouble import Trouble
 
 T = TypeVar("T")
 
-#: Seconds between two tries while the database is away: jittered, doubling.
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
-#: Seconds until a statement is tried again whose row was locked (it waited 0.5 s already).
-LOCKED_PAUSE = 0.2
+#: Seconds that a task waits for bookkeeping which it did not ask for.
+COURTESY = 1.0
 #: Ends and the like that one process keeps while the database is away.
 KEPT_LIMIT = 1_000
-
-
-class Service(Protocol):
-    """Something that the thread does from time to time."""
-
-    def due(self) -> float | None:
-        """When it wants to run next, in ``time.monotonic()``; None: not now."""
-        ...
-
-    def run_once(self, open_store: Callable[[], Store]) -> object:
-        """One pass. Opens the store only if it has something to say."""
-        ...
-
-
-class Errand(Generic[T]):
-    """Work for the thread. It must be safe to repeat: an answer can be lost on the way."""
-
-    def __init__(self, work: Callable[[Store], T], *, expires: float | None, start: float) -> None:
-        self._work = work
-        self.expires = expires
-        self.start = start
-        self.done = threading.Event()
-        self.answer: T | None = None
-        self.error: BaseException | None = None
-
-    def run(self, store: Store) -> None:
-        """On the database thread. Passes on only what asks for another try."""
-        try:
-            self.answer = self._work(store)
-        except (StoreUnavailable, RowLocked, SchemaError):
-            raise
-        except BaseException as exc:
-            self.error = exc
-        self.done.set()
-
-    def fail(self, error: BaseException) -> None:
-        self.error = error
-        self.done.set()
+#: Seconds for a new thread to take its seat, before another is started for it.
+SEATED_WITHIN = 0.1
 
 
 class DatabaseThread:
-    """Errands and services of one process over one lazily opened connection.
-
-    ``answering`` is the breaker: False from a failure until the thread succeeded again. Who
-    waits by courtesy only (claim of a resumption, end of an attempt) looks at it first.
-    """
+    """Errands and services of one process over one lazily opened connection."""
 
     def __init__(
         self,
@@ -82,46 +45,82 @@ class DatabaseThread:
         name: str = "celery-awa",
         idle_after: float | None = None,
     ) -> None:
-        self._open_store = open_store
+        #: How many writes were given up.
+        self.dropped = 0
+        self._drops = itertools.count(1)
         self._trouble = trouble
         self._name = name
-        self._idle_after = idle_after
-        self._changed = threading.Condition(threading.RLock())
-        self._errands: deque[Errand[Any]] = deque()
-        self._services: list[Service] = []
-        self._thread: threading.Thread | None = None
+        self._store = LazyStore(open_store, idle_after)
+        self._breaker = Breaker(trouble)
+        # In the order in which they came.
+        self._errands: dict[int, Errand[Any]] = {}
+        self._numbers = itertools.count()
+        self._services: list[Attended] = []
+        # Taken by the thread while it runs, so that there is one.
+        self._seat = threading.Lock()
+        self._start_again_at = 0.0
+        self._bell = Bell()
+        self._left = Bell()
         self._stop_at: float | None = None
-        self._sleeping_until = float("inf")
-        self._store: Store | None = None
-        self._used_at = 0.0
-        self._uses = 0
-        self._last_error = ""
-        self._pause = FIRST_PAUSE
-        self._retry_at = 0.0
-        self.answering = True
-        self.dropped = 0
-        _threads.add(self)
+        self._sleeping_until = NEVER
 
     # Any thread.
 
+    @property
+    def answering(self) -> bool:
+        """False from a failure until the database was reached again."""
+        return self._breaker.answering
+
     def add_service(self, service: Service) -> None:
         """Before the first errand or expectation."""
-        self._services.append(service)
+        self._services.append(Attended(service))
 
     def ask(self, work: Callable[[Store], T], timeout: float) -> T:
         """Hand over work and wait for its answer; StoreUnavailable after ``timeout`` seconds."""
-        errand = self._hand_over(work, expires=time.monotonic() + timeout)
-        if not errand.done.wait(timeout):
-            raise StoreUnavailable(
-                f"the database did not confirm within {timeout:g} s{self._reason()}"
-            )
-        if errand.error is not None:
-            raise errand.error
-        return errand.answer  # type: ignore[return-value]  # set where there is no error
+        errand = Errand(next(self._numbers), work)
+        try:
+            self._hand_over(errand).wait(timeout)
+        finally:
+            self._errands.pop(errand.number, None)  # nobody waits for it any more
+        return self._answered(errand, f"within {timeout:g} s")
 
-    def post(self, work: Callable[[Store], T], *, after: float = 0.0) -> Errand[T]:
-        """Hand over work that is tried until it succeeds, from ``after`` seconds on."""
-        return self._hand_over(work, expires=None, after=after)
+    def ask_briefly(self, work: Callable[[Store], T]) -> T:
+        """Ask by courtesy: for a second at most, and not at all while the database is away."""
+        errand = Errand(next(self._numbers), work, brief=True)
+        if self.answering:
+            try:
+                self.wait_briefly(self._hand_over(errand))
+            finally:
+                self._errands.pop(errand.number, None)
+        return self._answered(errand, "at once")
+
+    def post(
+        self,
+        work: Callable[[Store], T],
+        *,
+        settled: Callable[[], None] | None = None,
+        brief: bool = False,
+    ) -> Errand[T]:
+        """Hand over work that is tried until it succeeds.
+
+        ``settled`` is called when it was answered, refused or dropped. ``brief``: it will be
+        given to :meth:`wait_briefly`.
+        """
+        return self._hand_over(
+            Errand(next(self._numbers), work, kept=True, brief=brief, settled=settled)
+        )
+
+    def wait_briefly(self, errand: Errand[Any]) -> bool:
+        """Wait by courtesy, as :meth:`ask_briefly`; whether it is done."""
+        if not self.answering:
+            return errand.done
+        if not errand.wait(COURTESY) and not errand.reason:
+            self._breaker.slow()
+        return errand.done
+
+    def cancel(self, errand: Errand[Any]) -> None:
+        """Forget about it. If it is being tried at this moment, that goes on."""
+        self._errands.pop(errand.number, None)
 
     def expect(self, due: float) -> None:
         """A service will be due then. Cheap: wakes the thread only if it would sleep longer."""
@@ -130,186 +129,154 @@ class DatabaseThread:
 
     def stop(self, timeout: float) -> bool:
         """Finish what was handed over, for ``timeout`` seconds at most; True if all was done."""
-        with self._changed:
-            self._stop_at = time.monotonic() + timeout
-            self._changed.notify()
-            thread = self._thread
-        if thread is not None:
-            thread.join(timeout)
+        self._stop_at = time.monotonic() + timeout
+        for errand in self._waiting():
+            errand.start = 0.0
+        if self._errands or self._seat.locked():
+            self._start_again_at = 0.0
+            self._wake()
+            self._left.wait(timeout)
         return not self._errands
 
-    def _hand_over(
-        self, work: Callable[[Store], T], *, expires: float | None, after: float = 0.0
-    ) -> Errand[T]:
-        errand = Errand(work, expires=expires, start=time.monotonic() + after)
-        with self._changed:
-            if len(self._errands) >= KEPT_LIMIT:
-                self._drop_oldest()
-            self._errands.append(errand)
-        self._wake()
-        return errand
-
-    def _drop_oldest(self) -> None:
-        oldest = self._errands.popleft()
-        self.dropped += 1
-        oldest.fail(StoreUnavailable("dropped: too much is waiting for the database"))
+    def note_dropped(self) -> None:
+        """A write was given up, because too many wait for the database."""
+        self.dropped = next(self._drops)
         self._trouble.warn(
             "dropped", "celery-awa dropped %d writes: the database is away too long", self.dropped
         )
 
-    def _wake(self) -> None:
-        with self._changed:
-            if self._thread is None:
-                # A daemon: pool children leave without joining threads.
-                self._thread = threading.Thread(target=self._loop, name=self._name, daemon=True)
-                self._thread.start()
-            self._changed.notify()
+    def _waiting(self) -> list[Errand[Any]]:
+        return list(self._errands.copy().values())
 
-    def _reason(self) -> str:
-        return f": {self._last_error}" if self._last_error else ""
+    def _answered(self, errand: Errand[T], when: str) -> T:
+        if not errand.done:
+            reason = errand.reason or self._breaker.reason
+            raise StoreUnavailable(
+                f"the database did not confirm {when}{': ' if reason else ''}{reason}"
+            )
+        if isinstance(errand.error, AwaError):
+            raise errand.error
+        if errand.error is not None:
+            self._trouble.warn("bug", "celery-awa: unexpected error", exc_info=errand.error)
+            raise StoreUnavailable(f"unexpected error: {errand.error!r}") from errand.error
+        return errand.answer  # type: ignore[return-value]  # set where there is no error
+
+    def _hand_over(self, errand: Errand[T]) -> Errand[T]:
+        if len(self._errands) >= KEPT_LIMIT:
+            self._drop_oldest()
+        self._errands[errand.number] = errand
+        self._wake()
+        return errand
+
+    def _drop_oldest(self) -> None:
+        oldest = next((errand for errand in self._waiting() if errand.kept), None)
+        if oldest is not None and self._errands.pop(oldest.number, None) is not None:
+            oldest.settle(StoreUnavailable("dropped: too much is waiting for the database"))
+            self.note_dropped()
+
+    def _wake(self) -> None:
+        if not self._seat.locked():
+            self._start()
+        self._bell.ring()
+
+    def _start(self) -> None:
+        now = time.monotonic()
+        if now < self._start_again_at:
+            return
+        try:
+            # Not a Thread: its start waits for an Event, in which an exception could strike.
+            # Like a daemon it is not waited for: pool children leave without joining threads.
+            start_new_thread(self._loop, ())
+        except RuntimeError as exc:
+            self._trouble.warn("thread", "celery-awa: no thread for the database: %s", exc)
+        self._start_again_at = now + SEATED_WITHIN
 
     # The database thread.
 
     def _loop(self) -> None:
-        while self._sleep():
-            try:
+        if not self._seat.acquire(blocking=False):
+            return  # another was quicker
+        threading.current_thread().name = self._name
+        try:
+            while self._sleep():
                 self._serve()
-            except AwaError as exc:
-                self._failed(exc)
-            except Exception as exc:
-                self._trouble.warn("bug", "celery-awa: unexpected error", exc_info=exc)
-                self._retry_at = time.monotonic() + LONGEST_PAUSE
-        self._disconnect()
+        finally:
+            self._store.close()
+            self._sleeping_until = NEVER
+            self._seat.release()
+            self._left.ring()
 
     def _sleep(self) -> bool:
         """Until there is something to do; False when it is time to end."""
-        with self._changed:
-            while True:
-                now = time.monotonic()
-                if self._stop_at is not None and (not self._errands or now >= self._stop_at):
-                    return False
-                wake_at = self._wake_at(now)
-                if wake_at <= now:
-                    return True
-                self._sleeping_until = wake_at
-                self._changed.wait(None if wake_at == float("inf") else wake_at - now)
+        while True:
+            # The bound is set before anything is looked at, so that what comes in between either
+            # is seen or finds a bound that makes it ring.
+            self._sleeping_until = NEVER
+            now = time.monotonic()
+            if self._stop_at is not None and (not self._errands or now >= self._stop_at):
+                return False
+            wake_at = self._wake_at()
+            if wake_at <= now:
                 self._sleeping_until = 0.0
+                return True
+            self._sleeping_until = wake_at
+            self._bell.wait(wake_at - now)
 
-    def _wake_at(self, now: float) -> float:
-        # The bound is set before the services are asked, so that an attempt which begins in
-        # between either is seen by them or finds a bound that makes it wake us.
-        self._sleeping_until = float("inf")
-        times = [errand.start for errand in self._errands]
-        times += [due for service in self._services if (due := service.due()) is not None]
-        work = max(min(times, default=float("inf")), self._retry_at)
-        if self._stop_at is not None:
-            work = min(work, self._stop_at)
-        if self._store is not None and self._idle_after is not None:
-            return min(work, self._used_at + self._idle_after)
-        return work
+    def _wake_at(self) -> float:
+        times = [errand.start for errand in self._waiting()]
+        times += [self._due(attended) for attended in self._services]
+        work = max(min(times, default=NEVER), self._breaker.retry_at)
+        bounds = (self._stop_at, self._store.idle_at)
+        return min([work, *(bound for bound in bounds if bound is not None)])
+
+    def _due(self, attended: Attended) -> float:
+        try:
+            return attended.due()
+        except Exception as exc:
+            self._trouble.warn("bug", "celery-awa: unexpected error", exc_info=exc)
+            return time.monotonic() + LOCKED_PAUSE
 
     def _serve(self) -> None:
+        """Services first: they say that attempts live. Nothing more once the database failed."""
         now = time.monotonic()
-        for errand in self._startable(now):
-            self._run(errand)
-        for service in self._services:
-            due = service.due()
-            if due is not None and due <= now:
-                self._run_service(service)
-        if self._idle_after is not None and now - self._used_at >= self._idle_after:
-            self._disconnect()
-
-    def _startable(self, now: float) -> list[Errand[Any]]:
-        with self._changed:
-            everything = list(self._errands)
-        for errand in everything:
-            if errand.expires is not None and errand.expires <= now:
-                self._settle(errand, StoreUnavailable("nobody waits for this any more"))
-        stopping = self._stop_at is not None
-        return [e for e in everything if not e.done.is_set() and (stopping or e.start <= now)]
+        for attended in self._services:
+            if self._breaker.retry_at <= now and self._due(attended) <= now:
+                attended.passed(self._carry_out(attended.run_once))
+        for errand in self._waiting():
+            if self._breaker.retry_at <= now and errand.start <= now:
+                self._run(errand)
+        self._store.close_idle()
 
     def _run(self, errand: Errand[Any]) -> None:
+        problem = self._carry_out(lambda opened: errand.run(opened()))
+        if problem is not None:
+            errand.postpone(problem)
+        elif self._errands.pop(errand.number, None) is not None:  # neither dropped nor given up
+            errand.settle()
+            if errand.kept and errand.error is not None:
+                self._refused(errand.error)
+
+    def _refused(self, error: BaseException) -> None:
+        if isinstance(error, AwaError):
+            self._trouble.warn("refused", "celery-awa: the database refused a write: %s", error)
+        else:
+            self._trouble.warn("bug", "celery-awa: unexpected error", exc_info=error)
+
+    def _carry_out(self, work: Work) -> Exception | None:
+        """Run it over the connection; what went wrong, if something did."""
         try:
-            self._over_connection(lambda opened: errand.run(opened()))
-        except RowLocked:
-            errand.start = time.monotonic() + LOCKED_PAUSE
-            return
-        self._settle(errand)
-
-    def _settle(self, errand: Errand[Any], error: AwaError | None = None) -> None:
-        with self._changed:
-            try:
-                self._errands.remove(errand)
-            except ValueError:
-                return  # dropped meanwhile
-        if error is not None:
-            errand.fail(error)
-        elif errand.error is not None and not isinstance(errand.error, AwaError):
-            self._trouble.warn("bug", "celery-awa: unexpected error", exc_info=errand.error)
-
-    def _run_service(self, service: Service) -> None:
-        try:
-            self._over_connection(service.run_once)
-        except RowLocked:
-            pass  # its next pass is its next try
-
-    def _over_connection(self, work: Callable[[Callable[[], Store]], object]) -> None:
-        """Run on the open connection, and once more on a new one if the old had died idle."""
-        had_one, opened = self._store is not None, self._uses
-        try:
-            work(self._opened)
-        except StoreUnavailable:
-            self._disconnect()
-            if not had_one:
-                raise
-            work(self._opened)
-        if self._uses != opened:
-            self._succeeded()
-
-    def _opened(self) -> Store:
-        if self._store is None:
-            self._store = self._open_store()
-        self._uses += 1
-        self._used_at = time.monotonic()
-        return self._store
-
-    def _failed(self, exc: AwaError) -> None:
-        self._disconnect()
-        self.answering = False
-        self._last_error = str(exc)
-        self._retry_at = time.monotonic() + self._pause * random.uniform(0.5, 1.5)
-        self._pause = min(self._pause * 2, LONGEST_PAUSE)
-        self._trouble.warn(
-            "database", "celery-awa cannot use its database, tasks go on without it: %s", exc
-        )
-
-    def _succeeded(self) -> None:
-        self._pause, self._retry_at, self._last_error = FIRST_PAUSE, 0.0, ""
-        if not self.answering:
-            self.answering = True
-            self._trouble.over("database", "celery-awa can use its database again")
-
-    def _disconnect(self) -> None:
-        store, self._store = self._store, None
-        if store is not None:
-            store.close()
-
-    # A forked child, whose thread this is not.
-
-    def forget(self) -> None:
-        """Let go of an inherited connection without a word to the server over its socket."""
-        store, self._store = self._store, None
-        if store is not None:
-            store.abandon()
-
-
-_threads: weakref.WeakSet[DatabaseThread] = weakref.WeakSet()
-
-
-def _forget_inherited() -> None:
-    for thread in list(_threads):
-        thread.forget()
-    _threads.clear()
-
-
-os.register_at_fork(after_in_child=_forget_inherited)
+            asked = self._store.use(work)
+        except (RowLocked, StoreRefused) as exc:
+            self._breaker.succeeded()  # that is an answer too
+            return exc
+        except AwaError as exc:
+            self._store.close()
+            self._breaker.failed(exc)
+            return exc
+        except Exception as exc:
+            self._store.close()
+            self._trouble.warn("bug", "celery-awa: unexpected error", exc_info=exc)
+            return exc
+        if asked:
+            self._breaker.succeeded()
+        return None

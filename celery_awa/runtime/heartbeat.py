@@ -7,14 +7,14 @@ when due, the heartbeat alone. Two statements a cycle, whatever the pool and its
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..errors import RowLocked, StoreRefused
-from ..model import Beat, Lease, Pulse, Snapshot
+from ..model import Beat, Lease, Snapshot
 from ..settings import Settings
 from ..store.protocol import Store
+from .beats import Sent, send_alone, send_with_progress
 from .trouble import Trouble
 
 #: Bytes of a snapshot that may be written every cycle; n times as much waits n cycles.
@@ -38,11 +38,13 @@ class Beating(Protocol):
 
 @dataclass(slots=True)
 class _Memory:
-    """What the heartbeat remembers of an attempt between two cycles; monotonic seconds."""
+    """What the heartbeat remembers of a lease between two cycles; monotonic seconds."""
 
     beaten_at: float
     write_after: float = 0.0
+    #: The generation that the database refused.
     refused: int = 0
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,14 @@ class HeartbeatCounts:
     skipped: int = 0
 
 
-Pulses = dict[Lease, Pulse]
-Turn = tuple[Beating, Lease, "Snapshot | None"]
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One attempt's part in a pass; without a snapshot it gets the heartbeat alone."""
+
+    one: Beating
+    lease: Lease
+    memory: _Memory
+    snapshot: Snapshot | None = None
 
 
 class Heartbeat:
@@ -74,10 +82,11 @@ class Heartbeat:
         always: bool = False,
     ) -> None:
         self._beating = beating
-        self._settings = settings
+        self._interval = settings.heartbeat_interval
+        self._cycle = min(settings.write_interval, settings.heartbeat_interval)
         self._trouble = trouble
         self._always = always
-        self._memories: dict[str, _Memory] = {}
+        self._memories: dict[Lease, _Memory] = {}
         self._next = 0.0
 
     def due(self) -> float | None:
@@ -88,95 +97,60 @@ class Heartbeat:
     def run_once(self, open_store: Callable[[], Store], *, last: bool = False) -> HeartbeatCounts:
         """One cycle. With ``last`` everything that is pending is written, however large."""
         now = time.monotonic()
-        self._next = now + min(self._settings.write_interval, self._settings.heartbeat_interval)
-        running = [(one, one.lease) for one in self._beating()]
-        changed, silent = self._tiers([(o, lease) for o, lease in running if lease], now, last)
-        if not changed and not silent:
+        self._next = now + self._cycle
+        turns = list(self._turns(now, last))
+        if not turns:
             return HeartbeatCounts()
+        changed = [Beat(turn.lease, turn.snapshot) for turn in turns if turn.snapshot]
+        silent = [turn.lease for turn in turns if not turn.snapshot]
         store = open_store()
-        pulses, skipped = _send_progress(
-            store, [Beat(lease, snapshot) for _, lease, snapshot in changed]
-        )
-        alone, alone_skipped = _send_alone(store, [lease for _, lease, _ in silent])
-        pulses, skipped = pulses | alone, skipped | alone_skipped
-        lost = sum(self._answer(turn, pulses, skipped, now) for turn in [*changed, *silent])
-        return HeartbeatCounts(len(changed), len(silent), lost, len(skipped))
+        sent = send_with_progress(store, changed) | send_alone(store, silent)
+        lost = sum(self._answer(turn, sent, now) for turn in turns)
+        return HeartbeatCounts(len(changed), len(silent), lost, len(sent.skipped))
 
-    def _tiers(
-        self, running: list[tuple[Beating, Lease]], now: float, last: bool
-    ) -> tuple[list[Turn], list[Turn]]:
+    def _turns(self, now: float, last: bool) -> Iterable[_Turn]:
+        running = [(one, lease) for one in self._beating() if (lease := one.lease)]
         # A claim is as good as a heartbeat, so the first is due one interval after it.
         self._memories = {
-            one.token: self._memories.get(one.token) or _Memory(beaten_at=now) for one, _ in running
+            lease: self._memories.get(lease) or _Memory(beaten_at=now) for _, lease in running
         }
-        changed: list[Turn] = []
-        silent: list[Turn] = []
         for one, lease in running:
-            memory = self._memories[one.token]
+            memory = self._memories[lease]
+            if memory.lost:
+                continue  # it was told
             news = one.generation() > max(one.acknowledged(), memory.refused)
             if news and (last or now >= memory.write_after):
-                changed.append((one, lease, one.snapshot()))
-            elif last or now - memory.beaten_at >= self._settings.heartbeat_interval:
-                silent.append((one, lease, None))
-        return changed, silent
+                yield _Turn(one, lease, memory, one.snapshot())
+            elif last or self._is_due(memory, now):
+                yield _Turn(one, lease, memory)
 
-    def _answer(self, turn: Turn, pulses: Pulses, skipped: frozenset[Lease], now: float) -> bool:
+    def _is_due(self, memory: _Memory, now: float) -> bool:
+        # In the cycle that is nearest to the interval, so that a long cycle does not double it.
+        return now - memory.beaten_at > self._interval - self._cycle / 2
+
+    def _answer(self, turn: _Turn, sent: Sent, now: float) -> bool:
         """Hand the answer on; True if the lease is gone."""
-        one, lease, sent = turn
-        pulse = pulses.get(lease)
+        pulse = sent.pulses.get(turn.lease)
         if pulse is None:
-            gone = lease not in skipped
-            if gone:
-                one.answer(acknowledged=0, confirmed_at=now, lost=True)
-            return gone
-        self._memories[one.token].beaten_at = now
-        if sent is not None:
-            self._note_written(one, sent, pulse, now)
-        one.answer(acknowledged=pulse.generation, confirmed_at=now, stop=pulse.cancel_requested)
+            turn.memory.lost = turn.lease not in sent.skipped
+            if turn.memory.lost:
+                turn.one.answer(acknowledged=0, confirmed_at=now, lost=True)
+            return turn.memory.lost
+        turn.memory.beaten_at = now
+        if turn.snapshot is not None:
+            self._note_written(turn, turn.snapshot, pulse.generation, now)
+        turn.one.answer(
+            acknowledged=pulse.generation, confirmed_at=now, stop=pulse.cancel_requested
+        )
         return False
 
-    def _note_written(self, one: Beating, sent: Snapshot, pulse: Pulse, now: float) -> None:
-        memory = self._memories[one.token]
-        if pulse.generation < sent.generation:
-            memory.refused = sent.generation
+    def _note_written(self, turn: _Turn, sent: Snapshot, stored: int, now: float) -> None:
+        if stored < sent.generation:
+            turn.memory.refused = sent.generation
             self._trouble.warn(
-                "refused", "celery-awa: the database refused the progress of attempt %s", one.token
+                "refused",
+                "celery-awa: the database refused the progress of attempt %s",
+                turn.one.token,
             )
         cycles = len(sent.json or "") // EVERY_CYCLE_BYTES
-        memory.write_after = now + min(
-            cycles * self._settings.write_interval, self._settings.heartbeat_interval
-        )
-
-
-def _send_progress(store: Store, beats: Sequence[Beat]) -> tuple[Pulses, frozenset[Lease]]:
-    """Write all; a row that is locked or refused costs no other row anything."""
-    if not beats:
-        return {}, frozenset()
-    try:
-        return store.heartbeat_with_progress(beats), frozenset()
-    except RowLocked:
-        pulses = store.heartbeat_with_progress(beats, skip_locked=True)
-        return pulses, store.held([b.lease for b in beats if b.lease not in pulses])
-    except StoreRefused:
-        if len(beats) == 1:
-            return _send_alone(store, [beats[0].lease])
-        half = len(beats) // 2
-        first, second = _send_progress(store, beats[:half]), _send_progress(store, beats[half:])
-        return first[0] | second[0], first[1] | second[1]
-
-
-def _send_alone(store: Store, leases: Sequence[Lease]) -> tuple[Pulses, frozenset[Lease]]:
-    """The same for heartbeats alone. What the server refuses even so counts as skipped."""
-    if not leases:
-        return {}, frozenset()
-    try:
-        return store.heartbeat(leases), frozenset()
-    except RowLocked:
-        pulses = store.heartbeat(leases, skip_locked=True)
-        return pulses, store.held([lease for lease in leases if lease not in pulses])
-    except StoreRefused:
-        if len(leases) == 1:
-            return {}, frozenset(leases)
-        half = len(leases) // 2
-        first, second = _send_alone(store, leases[:half]), _send_alone(store, leases[half:])
-        return first[0] | second[0], first[1] | second[1]
+        turn.memory.write_after = now + min(cycles * self._cycle, self._interval)

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import threading
-
 from .attempt import Attempt
 
 
 class InFlight:
-    """The attempts of this process, from their begin until their end is confirmed."""
+    """The attempts of this process, from their begin until their end is confirmed.
+
+    Without a lock: each step on the dictionary is one of the interpreter's, and a process that a
+    task forks while another thread is in here finds nothing locked.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._attempts: dict[str, Attempt] = {}
 
     def add(self, attempt: Attempt) -> None:
-        with self._lock:
-            self._attempts[attempt.token] = attempt
+        self._attempts[attempt.token] = attempt
 
     def discard(self, attempt: Attempt) -> None:
-        with self._lock:
-            self._attempts.pop(attempt.token, None)
+        self._attempts.pop(attempt.token, None)
 
     def all(self) -> list[Attempt]:
-        with self._lock:
-            return list(self._attempts.values())
+        return list(self._attempts.copy().values())
 
     def __len__(self) -> int:
         return len(self._attempts)

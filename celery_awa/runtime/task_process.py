@@ -7,25 +7,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
-from ..errors import AwaError, StoreRefused, StoreUnavailable
+from ..errors import AwaError, RowLocked, StoreRefused, StoreUnavailable
 from ..model import Beat, Ended, JobState, Lease, NewAttempt, Transition
 from ..settings import Settings
 from ..store.protocol import Store
 from .attempt import Attempt
 from .claims import Claims
-from .database_thread import KEPT_LIMIT, DatabaseThread, Errand
+from .completed import Completed
+from .database_thread import DatabaseThread
 from .ending import Ending, to_page, with_last_snapshot
+from .errand import Errand
 from .heartbeat import Heartbeat
 from .in_flight import InFlight
-from .page import Page
+from .own_pages import OwnPages
 from .slate import Slate
 from .trouble import Trouble
-
-#: Seconds that a task waits for bookkeeping which it did not ask for.
-COURTESY = 1.0
-#: Seconds for which completed rows gather into one batch, and the most of them.
-GATHER, BATCH = 0.2, 500
 
 
 class TaskProcess:
@@ -46,11 +44,12 @@ class TaskProcess:
         self.database = DatabaseThread(open_store, trouble, idle_after=idle_after)
         self.heartbeat = Heartbeat(self._beating, settings, trouble)
         self._claims = Claims(self.in_flight, settings, trouble)
-        self.database.add_service(self._claims)
-        self.database.add_service(self.heartbeat)
-        self._slate = slate
-        self._idle_pages: list[Page] = []
-        self._completed: list[NewAttempt] = []
+        self._completed = Completed(self.database.note_dropped, trouble)
+        for service in (self._claims, self.heartbeat, self._completed):
+            self.database.add_service(service)
+        self._pages = OwnPages(slate, self.in_flight)
+        #: Ends on their way to the database, by token.
+        self._ends: dict[str, Errand[Ended]] = {}
 
     def attempts(self) -> int:
         """How many attempts run here."""
@@ -64,36 +63,24 @@ class TaskProcess:
 
     def begin(self, attempt: Attempt, *, claim: bool, look: bool = False) -> None:
         """Note an attempt. Claims it now if asked, or if a look at the rows finds its task."""
-        attempt.page = self._take_page(attempt)
-        attempt.buffer.attach(attempt.page)
         attempt.claim_due = attempt.started_at + self.settings.claim_after
         self.in_flight.add(attempt)
+        self._pages.give(attempt)
         if claim or look:
             self._claim_at_start(attempt, only_if_known=not claim)
-        else:
+        if attempt.claim is None:
             self.database.expect(attempt.claim_due)
 
     def learn(self, attempt: Attempt, timeout: float) -> None:
         """Claim now and wait for the answer; StoreUnavailable if it does not come in time."""
         late = time.monotonic() - attempt.started_at > self.settings.claim_after
-
-        def work(store: Store) -> None:
-            self._claims.claim(store, attempt, late=late)
-
-        self.database.ask(work, timeout)
+        self.database.ask(lambda store: self._claims.claim(store, attempt, late=late), timeout)
 
     def flush(self, attempt: Attempt, timeout: float) -> bool:
         """Write the snapshot and wait; True once it is confirmed, False if the lease is lost."""
-
-        def work(store: Store) -> bool:
-            self._claims.claim(store, attempt, late=True)
-            if attempt.lease is None or attempt.lost or attempt.ended:
-                return False
-            return self._write_now(store, attempt, attempt.lease)
-
         attempt.buffer.resync()
         try:
-            return self.database.ask(work, timeout)
+            return self.database.ask(lambda store: self._flush(store, attempt), timeout)
         except StoreUnavailable:
             raise
         except AwaError as exc:
@@ -103,38 +90,43 @@ class TaskProcess:
         """End an attempt, once; None where the answer is not known (yet) or nothing is to write."""
         if attempt.ended:
             return None
+        gone = attempt.lost or attempt.unclaimable is not None
+        # Before ``claim_sent`` is looked at: see the head of attempt.py.
         attempt.ended = True
-        if attempt.lost or attempt.unclaimable is not None:
+        try:
+            errand = None if gone else self._hand_over_end(attempt, transition)
+        except BaseException:
+            attempt.ended = False  # struck before it was handed over: it can be ended again
+            raise
+        if errand is None:
             self._forget(attempt)
             return None
-        success = transition.to is JobState.COMPLETED
-        if success and not attempt.claim_sent:
-            self._completed_unclaimed(attempt)
-            return None
-        if not success:
-            transition = with_last_snapshot(transition, attempt.snapshot())
-        return self._end_and_wait(attempt, transition)
+        if not self.database.wait_briefly(errand):
+            self._leave_on_page(attempt, transition)
+        return errand.answer
 
     def end_unstarted(self, described: NewAttempt, transition: Transition) -> None:
         """End the run of a message that is not executed (revoked, expired). Does not wait."""
-        ending = Ending(described.token, None, lambda: described, transition)
-        self.database.post(ending.write)
+        described = replace(described, envelope=None)  # the transition has the one that is kept
+        self.database.post(Ending(described.token, None, described, transition).write)
 
     def owns(self, attempt: Attempt) -> bool:
         """Whether the attempt still has its lease, as far as can be told within a second."""
-        lease = attempt.lease
+        lease, lost = attempt.lease, attempt.lost
         silent = time.monotonic() - attempt.heard_of_at
-        if lease is None or (not attempt.lost and silent <= self.settings.stale_after):
-            return not attempt.lost
-        if not self.database.answering:
-            return not attempt.lost
+        if lease is None or (not lost and silent <= self.settings.stale_after):
+            return not lost
         try:
-            return self.database.ask(lambda store: store.owns(lease), COURTESY)
+            return self.database.ask_briefly(lambda store: store.owns(lease))
         except AwaError:
-            return not attempt.lost
+            return not lost
 
     def reopen(self, attempt: Attempt) -> None:
         """The row was deleted for a replacement that could not be sent: go on without one."""
+        errand = self._ends.pop(attempt.token, None)
+        if errand is not None:
+            self.database.cancel(errand)
+        self._forget(attempt)
         attempt.unclaim()
         self.begin(attempt, claim=False)
 
@@ -144,8 +136,9 @@ class TaskProcess:
 
     def stop(self, timeout: float) -> bool:
         """Write what is left, for ``timeout`` seconds at most; True if all was confirmed."""
-        if any(attempt.lease for attempt in self._beating()):
-            self.database.post(lambda store: self.heartbeat.run_once(lambda: store, last=True))
+        running = any(one.lease or one.generation() for one in self._beating())
+        if running or self._completed.due() is not None:
+            self.database.post(self._write_rest)
         return self.database.stop(timeout)
 
     # A process forked by a task.
@@ -159,19 +152,24 @@ class TaskProcess:
 
     def _claim_at_start(self, attempt: Attempt, *, only_if_known: bool) -> None:
         def work(store: Store) -> None:
-            if only_if_known and not store.knows(attempt.task_id):
-                return
-            self._claims.claim(store, attempt, late=False)
+            if not only_if_known or store.knows(attempt.task_id):
+                self._claims.claim(store, attempt, late=False)
 
         if not only_if_known:
             attempt.claim_due = attempt.started_at  # if the wait ends first, the service claims
-        if self.database.answering:
-            try:
-                self.database.ask(work, COURTESY)
-                return
-            except AwaError:
-                pass
-        self.database.expect(attempt.claim_due)
+        try:
+            self.database.ask_briefly(work)
+        except AwaError:
+            pass
+
+    def _flush(self, store: Store, attempt: Attempt) -> bool:
+        self._claims.claim(store, attempt, late=True)
+        if attempt.unclaimable is not None:
+            raise StoreRefused(attempt.unclaimable)
+        if attempt.lease is None or attempt.lost or attempt.ended:
+            return False
+        # Another thread's flush may have written this one's as well.
+        return not attempt.pending or self._write_now(store, attempt, attempt.lease)
 
     def _write_now(self, store: Store, attempt: Attempt, lease: Lease) -> bool:
         sent_at = time.monotonic()
@@ -181,80 +179,64 @@ class TaskProcess:
             attempt.answer(acknowledged=0, confirmed_at=sent_at, lost=True)
             return False
         attempt.answer(acknowledged=pulse.generation, confirmed_at=sent_at)
+        if pulse.generation < snapshot.generation:
+            raise StoreRefused("the row does not hold it")
         return True
 
-    def _end_and_wait(self, attempt: Attempt, transition: Transition) -> Ended | None:
+    def _hand_over_end(self, attempt: Attempt, transition: Transition) -> Errand[Ended] | None:
+        """Queue the end; None where there is nothing to wait for."""
+        if transition.to is JobState.COMPLETED:
+            if not attempt.claim_sent:
+                self._complete_unclaimed(attempt)
+                return None
+        else:
+            transition = with_last_snapshot(transition, attempt.snapshot())
+        described = self._described(attempt) if attempt.lease is None else None
+
+        def write(store: Store) -> Ended:
+            # The lease as it is by then: a claim may have been under way.
+            return Ending(attempt.token, attempt.lease, described, transition).write(store)
+
+        def settled() -> None:
+            self._ends.pop(attempt.token, None)
+            self._forget(attempt)
+
+        errand = self.database.post(write, settled=settled, brief=True)
+        self._ends[attempt.token] = errand
+        if errand.done:  # it was quicker than the line above
+            self._ends.pop(attempt.token, None)
+        return errand
+
+    def _complete_unclaimed(self, attempt: Attempt) -> None:
+        """Nothing was reported: nothing is written. Else the row follows, batched."""
+        if attempt.generation():
+            described = self._described(attempt)
+            if described is not None:
+                self.database.expect(self._completed.add(described))
+
+    def _described(self, attempt: Attempt) -> NewAttempt | None:
         try:
-            described = attempt.describe(late=True)
+            # An end has an envelope of its own, and a thousand of them may be kept.
+            return replace(attempt.describe(late=True), envelope=None)
         except Exception as exc:  # foreign reprs and the like; the lease is enough where known
             self.trouble.warn("bug", "celery-awa: an attempt cannot be described", exc_info=exc)
-            if attempt.lease is None:
-                self._forget(attempt)
-                return None
-        errand: Errand[Ended] = self.database.post(
-            lambda store: self._write_end(
-                store, Ending(attempt.token, attempt.lease, lambda: described, transition), attempt
-            )
-        )
-        if self.database.answering:
-            errand.done.wait(COURTESY)
-        if not errand.done.is_set() and attempt.page is not None and attempt.lease is not None:
-            attempt.page.set_end(to_page(transition), token=attempt.token)
-        return errand.answer
+            return None
 
-    def _write_end(self, store: Store, ending: Ending, attempt: Attempt) -> Ended:
-        ended = ending.write(store)
-        if attempt.ended:
-            self._forget(attempt)
-        return ended
-
-    def _completed_unclaimed(self, attempt: Attempt) -> None:
-        """Nothing was reported: nothing is written. Else the row follows, batched."""
-        self._forget(attempt)
-        if not attempt.generation():
-            return
-        if len(self._completed) >= KEPT_LIMIT:
-            self.trouble.warn("dropped", "celery-awa dropped the row of a completed task")
-            return
-        self._completed.append(attempt.describe(late=True))
-        if len(self._completed) == 1:
-            self.database.post(self._record_completed, after=GATHER)
-
-    def _record_completed(self, store: Store) -> None:
-        # The list empties only as rows are confirmed; who appends meanwhile is in the next batch.
-        while batch := self._completed[:BATCH]:
-            try:
-                store.record_completed(batch)
-            except StoreRefused:
-                self._record_singly(store, batch)
-            del self._completed[: len(batch)]
-
-    def _record_singly(self, store: Store, batch: list[NewAttempt]) -> None:
-        for described in batch:
-            try:
-                store.record_completed([described])
-            except StoreRefused as exc:
-                self.trouble.warn(
-                    "refused", "celery-awa: no row for task %s: %s", described.task_id, exc
-                )
-
-    def _take_page(self, attempt: Attempt) -> Page | None:
-        page = None
-        if self._idle_pages:
-            page = self._idle_pages.pop()
-        elif self._slate is not None:
-            page = self._slate.take_page()
-        if page is not None:
-            page.begin(attempt.token, attempt.task_id)
-        return page
+    def _leave_on_page(self, attempt: Attempt, transition: Transition) -> None:
+        """For the worker to write, should this process die before the end is confirmed."""
+        page = attempt.page
+        if page is not None and attempt.lease is not None:
+            page.set_end(to_page(transition), token=attempt.token)
 
     def _forget(self, attempt: Attempt) -> None:
+        self._pages.take_back(attempt)
         self.in_flight.discard(attempt)
-        page, attempt.page = attempt.page, None
-        if page is not None:
-            attempt.buffer.attach(None)
-            page.clear(token=attempt.token)
-            self._idle_pages.append(page)
+
+    def _write_rest(self, store: Store) -> None:
+        self._claims.run_once(lambda: store, last=True)
+        self.heartbeat.run_once(lambda: store, last=True)
+        if self._completed.run_once(lambda: store):
+            raise RowLocked  # again, as long as there is time
 
     def _beating(self) -> Iterator[Attempt]:
         """Attempts that no page speaks for."""

@@ -25,6 +25,7 @@ _folder = os.environ[FOLDER_VARIABLE]
 
 app = Celery("file_index", broker="filesystem://")
 app.conf.update(
+    broker_transport="file_index.transport:Transport",
     broker_transport_options={
         "data_folder_in": f"{_folder}/waiting",
         "data_folder_out": f"{_folder}/waiting",

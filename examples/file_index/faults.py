@@ -15,28 +15,28 @@ class Faults:
 
     def __init__(self, database: Database, files: int) -> None:
         self._database = database
-        self._planned: list[tuple[int, Callable[[Beginning], str]]] = [
-            (files // 3, self._cut_connection),
-            (files * 2 // 3, self._kill_child),
+        self._planned: list[tuple[int, Callable[[Beginning], str], str]] = [
+            (files // 3, self._cut_connection, "its next statement raises"),
+            (files * 2 // 3, self._kill_child, "Celery notices within about 10 s"),
         ]
         #: What was done, by the number of the attempt.
         self.struck: dict[int, str] = {}
 
     def strike_if_due(self) -> str | None:
-        """Strike the latest attempt if it has come far enough; answers what was done."""
+        """Strike the latest attempt if it has come far enough; answers what to tell the viewer."""
         begun = table.beginnings(self._database)
         if len(begun) != len(self.struck) + 1 or not self._planned:
             return None
-        rows, strike = self._planned[0]
+        rows, strike, consequence = self._planned[0]
         if table.count(self._database) < rows:
             return None
         del self._planned[0]
         latest = begun[-1]
         self.struck[latest.number] = strike(latest)
-        return f"attempt {latest.number}: {self.struck[latest.number]}"
+        return f"attempt {latest.number}: {self.struck[latest.number]}; {consequence}"
 
     def _cut_connection(self, attempt: Beginning) -> str:
-        """The task's next statement raises psycopg's OperationalError, for which it retries."""
+        """The task retries for psycopg's OperationalError."""
         self._database.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s",
             (table.INDEXER,),

@@ -39,7 +39,7 @@ def main() -> None:
             (folder / name).mkdir()
         worker = _start(folder)
         try:
-            print(json.dumps({"folder": str(folder), "worker": worker.pid}), flush=True)
+            print(json.dumps({"folder": str(folder), "pid": worker.pid}), flush=True)
             while not select.select([sys.stdin], [], [], _LOOK)[0]:
                 worker.poll()
         finally:

@@ -51,7 +51,7 @@ class Bar:
             self._bar,
             completed=_percent(job),
             attempt=job.attempt,
-            state=job.state,
+            state=f"{job.state!s:9}",
             message=job.message or "",
         )
 
@@ -77,7 +77,7 @@ class Lines:
         shown = job.attempt, job.state, percent // 10
         if shown != self._shown:
             self._shown = shown
-            self.say(f"attempt {job.attempt} {job.state} {percent:3} % {job.message or ''}")
+            self.say(f"attempt {job.attempt} {job.state!s:9} {percent:3} % {job.message or ''}")
 
     def say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

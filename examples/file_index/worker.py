@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from . import keeper
 
@@ -15,39 +17,16 @@ from . import keeper
 _GONE_WITHIN = 15.0
 
 
+@dataclass(frozen=True)
 class Worker:
-    """A Celery worker in a private temporary folder, for a ``with``; see keeper.py."""
+    """A Celery worker in a private temporary folder; ``pid`` is its own process."""
 
-    def __init__(self) -> None:
-        self._keeper = subprocess.Popen(
-            [sys.executable, "-I", keeper.__file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-        assert self._keeper.stdout is not None
-        told = json.loads(self._keeper.stdout.readline() or "{}")
-        if not told:
-            raise RuntimeError("the worker could not be started")
-        self.folder: str = told["folder"]
-        self._pid: int = told["worker"]
-
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        assert self._keeper.stdin is not None
-        self._keeper.stdin.close()
-        self._keeper.wait(_GONE_WITHIN)
+    folder: str
+    pid: int
 
     def running(self) -> bool:
         try:
-            os.kill(self._pid, 0)
+            os.kill(self.pid, 0)
         except ProcessLookupError:
             return False
         return True
@@ -56,3 +35,21 @@ class Worker:
         """The end of what the worker wrote."""
         text = (Path(self.folder) / keeper.LOG).read_text(errors="replace")
         return "\n".join(text.splitlines()[-lines:])
+
+
+@contextmanager
+def started_worker() -> Iterator[Worker]:
+    """A worker within the ``with``, and nothing of it afterwards; see keeper.py."""
+    process = subprocess.Popen(
+        [sys.executable, "-I", keeper.__file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield Worker(**json.loads(process.stdout.readline()))
+    finally:
+        process.stdin.close()
+        process.wait(_GONE_WITHIN)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+import celery
 import pytest
 
 from tests.acceptance.diary import Diary, Gate
@@ -14,6 +15,8 @@ from tests.acceptance.workers import POOLS, Worker
 from tests.waiting import eventually
 
 Start = Callable[..., Worker]
+#: Celery before 5.7 fails to store the failure, and the caller hears nothing.
+CELERY_CAN_STORE_AN_EXIT = tuple(map(int, celery.__version__.split(".")[:2])) >= (5, 7)
 LAST = {"percent": 100, "message": "change 1000", "metadata": {"last_id": 1000}}
 
 
@@ -199,8 +202,9 @@ def test_system_exit_in_a_child_fails_as_celery_says(
 ) -> None:
     start_worker()
     sent = client.exit_after.delay(3)
-    assert "WorkerLostError" in repr(outcome(sent))
     assert jobs.wait_for(sent.id, "failed").metadata == {"last_id": 3}
+    if CELERY_CAN_STORE_AN_EXIT:
+        assert "WorkerLostError" in repr(outcome(sent))
 
 
 def test_a_replacement_begins_without_progress_under_its_own_name(

@@ -105,7 +105,7 @@ class Hammer:
             except Exception as exc:
                 # A row that stays locked for long is no fault; a deadlock is.
                 if not isinstance(exc.__cause__, psycopg.errors.LockNotAvailable):
-                    self._fault(f"{type(exc).__name__}: {exc}")
+                    self._fault(f"{type(exc).__name__}: {exc.__cause__ or exc}")
 
     def _look(self, store: CanonicalStore) -> None:
         """In one snapshot: each task has exactly one row, in whichever table."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import psycopg
 from psycopg.rows import dict_row
 
-from celery_awa.model import Claim, JobState, Lease, NewAttempt, Snapshot, Transition
+from celery_awa.model import Beat, Claim, JobState, Lease, NewAttempt, Snapshot, Transition
 from celery_awa.store.canonical import CanonicalStore
 from tests.conftest import SCHEMA
 
 Row = dict[str, Any]
+StoreOn = Callable[[str], CanonicalStore]
+OpenStore = Callable[[], CanonicalStore]
 
 FINISHED = (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED)
 WAITING = (JobState.RETRYABLE, JobState.SCHEDULED, JobState.WAITING_EXTERNAL)
@@ -68,6 +70,24 @@ def retried_job(store: CanonicalStore, task_id: str, state: JobState) -> Lease:
     if state is not JobState.RUNNING:
         store.end(lease, "second", Transition(state, run_in=60, unsent=True))
     return lease
+
+
+def use_every_verb(store: CanonicalStore) -> None:
+    """Every verb of the store, by every way that ends well."""
+    _, lease = claimed(store, attempt(envelope=b"whole"))
+    store.knows("task")
+    store.owns(lease)
+    for skip_locked in (False, True):
+        store.heartbeat([lease], skip_locked=skip_locked)
+        store.heartbeat_with_progress([Beat(lease, snapshot())], skip_locked=skip_locked)
+    store.end(lease, "first", Transition(JobState.RETRYABLE, error="boom", unsent=True))
+    store.sent(lease)
+    store.claim(attempt("second", retries=1))
+    store.end_unclaimed(attempt("other", "other"), Transition(JobState.FAILED))
+    store.end_unclaimed(attempt("replaced", "replaced"), Transition(None))
+    store.record_completed([attempt("third", "third"), attempt("again", "other", run_token="2")])
+    assert len(store.list_jobs()) == 3
+    assert store.get_job("task") is not None
 
 
 class Database:

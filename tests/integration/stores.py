@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from functools import partial
 
@@ -11,10 +11,7 @@ import pytest
 from celery_awa.store.canonical import CanonicalStore, open_store
 from tests.conftest import SCHEMA, _database, with_database
 
-from .jobs import Database
-
-StoreOn = Callable[[str], CanonicalStore]
-OpenStore = Callable[[], CanonicalStore]
+from .jobs import Database, OpenStore, StoreOn
 
 
 @pytest.fixture(scope="session")

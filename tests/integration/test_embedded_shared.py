@@ -145,4 +145,4 @@ def test_names_the_version_of_data_that_these_programs_cannot_read(
 
 def test_says_that_a_folder_cannot_be_made(start_user: Start) -> None:
     message = told(start_user("embedded:/proc/no/such", "wait"), "error")
-    assert message.startswith("the open_folder /proc/no/such cannot be used:")
+    assert message.startswith("the folder /proc/no/such cannot be used:")

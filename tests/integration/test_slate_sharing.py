@@ -18,7 +18,7 @@ from celery_awa.runtime.page import Page
 from celery_awa.runtime.slate import Slate, SlateUnavailable
 from tests.waiting import eventually
 
-from .slate_children import Signal, fork, kill, run, running, wait
+from .slate_children import Counts, Signal, fork, kill, run, running, wait
 
 ROOT = Path(slate_module.__file__).parents[2]
 NOBODY = 65_534
@@ -108,6 +108,28 @@ def _expect_pages(path: str, count: int) -> None:
     slate = Slate.open(path)
     taken = [slate.take_page() for _ in range(count + 1)]
     assert taken.index(None) == count
+
+
+def test_a_page_is_never_given_to_two_processes() -> None:
+    slate = Slate.create(None, pages=120, record_bytes=300)
+    start, done, end, taken = Signal(), Signal(), Signal(), Counts(4)
+
+    def work(index: int) -> None:
+        own = Slate.open(slate.path)
+        start.wait()
+        while own.take_page() is not None:
+            taken[index] += 1
+        done.set()
+        end.wait()  # with its death its pages would come back
+
+    children = [fork(lambda index=index: work(index)) for index in range(4)]
+    start.set(4)
+    for _ in children:
+        done.wait()
+    end.set(4)
+    assert [wait(pid) for pid in children] == [0] * 4
+    slate.close(unlink=True)
+    assert sum(taken[index] for index in range(4)) == 120
 
 
 def test_pages_that_carry_nothing_come_back_with_the_death_of_their_process(narrow: Slate) -> None:

@@ -10,33 +10,13 @@ from collections.abc import Callable
 
 import psycopg
 
-from celery_awa.model import Beat, JobState, Transition
 from celery_awa.store.canonical import CanonicalStore
 from celery_awa.store.connection import connect
 from tests.waiting import eventually
 
-from .jobs import Database, attempt, claimed, running, snapshot
-from .stores import OpenStore, StoreOn
+from .jobs import Database, OpenStore, StoreOn, running, use_every_verb
 
 pytest_plugins = ["tests.integration.stores"]
-
-
-def use_every_verb(store: CanonicalStore) -> None:
-    """Every verb of the store, by every way that ends well."""
-    _, lease = claimed(store, attempt(envelope=b"whole"))
-    store.knows("task")
-    store.owns(lease)
-    for skip_locked in (False, True):
-        store.heartbeat([lease], skip_locked=skip_locked)
-        store.heartbeat_with_progress([Beat(lease, snapshot())], skip_locked=skip_locked)
-    store.end(lease, "first", Transition(JobState.RETRYABLE, error="boom", unsent=True))
-    store.sent(lease)
-    store.claim(attempt("second", retries=1))
-    store.end_unclaimed(attempt("other", "other"), Transition(JobState.FAILED))
-    store.end_unclaimed(attempt("replaced", "replaced"), Transition(None))
-    store.record_completed([attempt("third", "third"), attempt("again", "other", run_token="2")])
-    assert len(store.list_jobs()) == 3
-    assert store.get_job("task") is not None
 
 
 def test_nothing_that_a_transaction_pooler_forbids_is_asked_for(database: Database) -> None:

@@ -22,8 +22,17 @@ from celery_awa.model import (
 )
 from celery_awa.store.canonical import CanonicalStore
 
-from .jobs import FINISHED, Database, attempt, claimed, retried_job, running, snapshot, stored
-from .stores import OpenStore
+from .jobs import (
+    FINISHED,
+    Database,
+    OpenStore,
+    attempt,
+    claimed,
+    retried_job,
+    running,
+    snapshot,
+    stored,
+)
 
 pytest_plugins = ["tests.integration.stores"]
 

@@ -13,8 +13,7 @@ from celery_awa.errors import RowLocked, SchemaError, SettingsError, StoreRefuse
 from celery_awa.model import Beat, JobState, Lease, Transition
 from celery_awa.store.canonical import CanonicalStore, open_store
 
-from .jobs import Database, attempt, claimed, retried_job, running, snapshot
-from .stores import OpenStore, StoreOn
+from .jobs import Database, OpenStore, StoreOn, attempt, claimed, retried_job, running, snapshot
 
 pytest_plugins = ["tests.integration.stores"]
 

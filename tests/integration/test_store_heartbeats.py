@@ -17,8 +17,7 @@ from celery_awa.store import canonical
 from celery_awa.store.canonical import CanonicalStore
 from tests.waiting import eventually
 
-from .jobs import Database, running, snapshot, stored
-from .stores import StoreOn
+from .jobs import Database, StoreOn, running, snapshot, stored
 
 pytest_plugins = ["tests.integration.stores"]
 

@@ -17,9 +17,7 @@ from tests.conftest import SCHEMA
 from tests.waiting import eventually
 
 from .hammer import Hammer
-from .jobs import Database, attempt, claimed, running
-from .stores import StoreOn
-from .test_store_connection import use_every_verb
+from .jobs import Database, StoreOn, attempt, claimed, running, use_every_verb
 
 pytest_plugins = ["tests.integration.stores"]
 

@@ -13,8 +13,17 @@ import pytest
 from celery_awa.model import Beat, JobState, Snapshot, Transition
 from celery_awa.store.canonical import CanonicalStore
 
-from .jobs import Database, attempt, claimed, retried_job, running, snapshot, stored
-from .stores import OpenStore, StoreOn
+from .jobs import (
+    Database,
+    OpenStore,
+    StoreOn,
+    attempt,
+    claimed,
+    retried_job,
+    running,
+    snapshot,
+    stored,
+)
 
 pytest_plugins = ["tests.integration.stores"]
 

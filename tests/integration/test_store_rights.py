@@ -15,9 +15,7 @@ from celery_awa.store.canonical import open_store
 from celery_awa.store.migrations import migrate
 from tests.conftest import SCHEMA
 
-from .jobs import Database, attempt
-from .stores import StoreOn
-from .test_store_connection import use_every_verb
+from .jobs import Database, StoreOn, attempt, use_every_verb
 
 pytest_plugins = ["tests.integration.stores"]
 

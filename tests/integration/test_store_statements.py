@@ -17,8 +17,7 @@ from celery_awa.store.canonical import CanonicalStore
 from tests.conftest import SCHEMA
 from tests.waiting import eventually
 
-from .jobs import Database, attempt
-from .stores import StoreOn
+from .jobs import Database, StoreOn, attempt
 
 pytest_plugins = ["tests.integration.stores"]
 

@@ -397,6 +397,40 @@ def test_a_checkpoint_above_a_lowered_limit_is_kept() -> None:
     assert buffer.value() == KEPT
 
 
+REPORTS_OF_FIVE: list[Callable[[ProgressBuffer], None]] = [
+    lambda buffer: buffer.set_progress(5),
+    lambda buffer: buffer.update_metadata({"a": 5}),
+]
+
+
+@pytest.mark.parametrize("reported", [0, 1, 2])
+def test_a_checkpoint_above_a_lowered_limit_stands_in_the_row_alone(reported: int) -> None:
+    page = Page()
+    buffer = ProgressBuffer(limit=35, sink=page)
+    for report in REPORTS_OF_FIVE[:reported]:
+        report(buffer)
+
+    assert buffer.lay_over(KEPT) is (reported == 0)
+    assert buffer.value() == KEPT
+    # A reader of the page finds no news that it would write over the row.
+    assert (page.generation, page.whole()) == (0, None)
+    later = Page()
+    buffer.attach(later)
+    assert (later.generation, later.whole()) == (0, None)
+
+
+def test_what_shrinks_a_checkpoint_to_the_limit_is_on_the_page_as_a_whole() -> None:
+    page = Page()
+    buffer = ProgressBuffer(limit=100, sink=page)
+    buffer.lay_over({"percent": 5, "metadata": {"a": 1, "big": "x" * 100}})
+    with pytest.raises(ProgressTooLarge):
+        buffer.set_progress(6)
+    buffer.update_metadata({"big": None})
+
+    assert page.whole() == buffer.value() == {"percent": 5, "metadata": {"a": 1, "big": None}}
+    assert page.generation == 1
+
+
 @pytest.mark.parametrize(
     "kept",
     [

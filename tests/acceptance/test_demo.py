@@ -1,0 +1,171 @@
+"""``make demo``: it shows what it promises, finds out when it does not, and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import psycopg
+import pytest
+
+from tests.processes import Process
+from tests.waiting import eventually
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+FILES = 60
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """The demo's temporary folder: one that the server's account may enter, as pytest's is not."""
+    made = Path(tempfile.mkdtemp(prefix="awa-test-", dir="/tmp"))
+    made.chmod(0o777)
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+def start_demo(folder: Path, tmp_path: Path) -> Iterator[Callable[[], Process]]:
+    """Start the demo on a few files."""
+    started: list[Process] = []
+
+    def start() -> Process:
+        # Not the server of the session that runs these tests.
+        inherited = {k: v for k, v in os.environ.items() if k != "CELERY_AWA_EMBEDDED"}
+        process = Process(
+            [
+                *(sys.executable, str(EXAMPLES / "index_files.py")),
+                *("--files", str(FILES), "--pace", "0.05"),
+            ],
+            log=tmp_path / "demo.log",
+            env=inherited | {"TMPDIR": str(folder), "PYTHONPATH": str(ROOT)},
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.end(timeout=30)
+
+
+def test_every_attempt_goes_on_where_the_last_one_came_to(
+    start_demo: Callable[[], Process], folder: Path
+) -> None:
+    demo = start_demo()
+
+    status = demo.wait(90)
+
+    assert status == 0, demo.log()
+    begun = [int(n) for n in re.findall(rf"^│ +\d │ +(\d+) of {FILES} │", demo.log(), re.MULTILINE)]
+    assert len(begun) == 3
+    assert 1 == begun[0] < begun[1] < begun[2] <= FILES
+    for ending in ("AdminShutdown", "SIGKILL", "completed"):
+        assert ending in demo.log()
+    assert f"checked: each of the {FILES} files is in the table once" in demo.log()
+    assert not demo.family()
+    assert os.listdir(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [
+        (signal.SIGINT, "in place of heavier work"),
+        (signal.SIGINT, "attempt 1 running"),
+        (signal.SIGINT, "attempt 2: process"),
+        (signal.SIGTERM, "attempt 1 running"),
+    ],
+)
+def test_an_interrupted_demo_has_left_nothing_when_it_ends(
+    start_demo: Callable[[], Process], folder: Path, number: signal.Signals, moment: str
+) -> None:
+    demo = start_demo()
+    demo.wait_for_log(moment, timeout=60)
+
+    # As a terminal does: to the whole foreground.
+    os.killpg(demo.pid, number)
+    status = demo.wait(30)
+
+    assert status == 128 + number
+    assert not demo.family()
+    assert os.listdir(folder) == []
+
+
+@pytest.mark.parametrize("moment", ["in place of heavier work", "attempt 1 running"])
+def test_a_killed_demo_leaves_nothing(
+    start_demo: Callable[[], Process], folder: Path, moment: str
+) -> None:
+    demo = start_demo()
+    demo.wait_for_log(moment, timeout=60)
+
+    demo.kill(signal.SIGKILL)
+
+    eventually(lambda: not demo.family(), timeout=30, what="end of worker and server")
+    eventually(lambda: not os.listdir(folder), timeout=30, what="removal of their files")
+
+
+def test_its_shared_memory_lies_in_its_own_folder(
+    start_demo: Callable[[], Process], folder: Path
+) -> None:
+    demo = start_demo()
+    demo.wait_for_log("attempt 1 running", timeout=60)
+
+    assert list(folder.glob("index-files-*/celery-awa-*"))
+
+
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The demo's package."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import file_index.check
+    import file_index.sources
+    import file_index.table
+
+    return file_index
+
+
+@pytest.fixture
+def database(
+    demo: ModuleType, empty_database_url: str, tmp_path: Path
+) -> Iterator[psycopg.Connection]:
+    """Three files and their rows, of three attempts that indexed one each."""
+    with demo.table.connect(empty_database_url, "test") as connection:
+        demo.table.create(connection)
+        for number, name in enumerate(("a.py", "b.py", "c.py"), 1):
+            (tmp_path / name).write_text(f"name = {name!r}\n")
+            demo.table.note_beginning(connection, number, os.getpid(), number - 1)
+            demo.table.put(connection, demo.sources.read_source(tmp_path, name))
+        yield connection
+
+
+@pytest.mark.parametrize(
+    ("change", "finding"),
+    [
+        ("SELECT 1", ""),
+        ("UPDATE source_files SET writes = 2 WHERE path = 'b.py'", ""),
+        ("UPDATE source_files SET writes = 4 WHERE path = 'b.py'", "3 files were done again"),
+        ("DELETE FROM source_files WHERE path = 'b.py'", "2 rows for 3 files"),
+        ("UPDATE source_files SET path = 'd.py' WHERE path = 'c.py'", "c.py: the row and the file"),
+        ("UPDATE source_files SET sha256 = '' WHERE path = 'b.py'", "b.py: the row and the file"),
+        ("UPDATE source_files SET size = size + 1 WHERE path = 'a.py'", "the total of size is 43"),
+        ("UPDATE beginnings SET done = done - 2 WHERE number = 3", "a checkpoint that says 0"),
+        ("UPDATE beginnings SET done = 0, rows = 0", "attempt 2 began at file 1 of 3"),
+        ("DELETE FROM beginnings WHERE number = 3", "the attempts [1, 2], not 1, 2 and 3"),
+    ],
+)
+def test_its_check_finds_what_is_wrong_and_nothing_else(
+    demo: ModuleType, database: psycopg.Connection, tmp_path: Path, change: str, finding: str
+) -> None:
+    database.execute(change)
+
+    found = list(demo.check.faults_found(database, tmp_path, ["a.py", "b.py", "c.py"]))
+
+    assert bool(found) == bool(finding), found
+    assert finding in "\n".join(found)
