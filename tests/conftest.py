@@ -51,6 +51,13 @@ def database_url(postgres_server: str, template_database: str) -> Iterator[str]:
         yield with_database(postgres_server, name)
 
 
+@pytest.fixture(scope="module")
+def module_database_url(postgres_server: str, template_database: str) -> Iterator[str]:
+    """URL of a migrated database that the tests of one module share."""
+    with _database(postgres_server, template_database) as name:
+        yield with_database(postgres_server, name)
+
+
 @pytest.fixture
 def empty_database_url(postgres_server: str) -> Iterator[str]:
     """URL of a database of the test's own in which nothing was migrated."""

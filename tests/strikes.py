@@ -24,6 +24,7 @@ def struck_at_every_step(call: Callable[[], object]) -> Iterator[int]:
     """
     for step in count():
         if not _struck(call, step):
+            assert step, "nothing could be struck"
             return
         yield step
 
@@ -72,6 +73,8 @@ def _traced(call: Callable[[], object], at_opcode: Callable[[FrameType], None]) 
         return trace
 
     before = sys.gettrace()
+    # Python 3.12 traces opcodes only if some frame asked for it before.
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(trace)
     try:
         call()

@@ -242,12 +242,15 @@ class DatabaseThread:
         for attended in self._services:
             if self._breaker.retry_at <= now and self._due(attended) <= now:
                 attended.passed(self._carry_out(attended.run_once))
-        for errand in self._waiting():
+        # New ones first, so that those which fail again and again hold them up no longer.
+        for errand in sorted(self._waiting(), key=lambda errand: errand.start):
             if self._breaker.retry_at <= now and errand.start <= now:
                 self._run(errand)
         self._store.close_idle()
 
     def _run(self, errand: Errand[Any]) -> None:
+        if errand.number not in self._errands:
+            return  # given up while others were served
         problem = self._carry_out(lambda opened: errand.run(opened()))
         if problem is not None:
             errand.postpone(problem)

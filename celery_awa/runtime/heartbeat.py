@@ -110,9 +110,11 @@ class Heartbeat:
 
     def _turns(self, now: float, last: bool) -> Iterable[_Turn]:
         running = [(one, lease) for one in self._beating() if (lease := one.lease)]
-        # A claim is as good as a heartbeat, so the first is due one interval after it.
+        # A claim is as good as a heartbeat, so the first is due one interval after it; and what
+        # is seen for the first time was claimed up to a cycle ago.
+        claimed = now - self._cycle
         self._memories = {
-            lease: self._memories.get(lease) or _Memory(beaten_at=now) for _, lease in running
+            lease: self._memories.get(lease) or _Memory(beaten_at=claimed) for _, lease in running
         }
         for one, lease in running:
             memory = self._memories[lease]

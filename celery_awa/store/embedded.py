@@ -90,17 +90,7 @@ def _inherited() -> str | None:
     # Our own id without a server of ours: this process became another program by exec.
     if not owner.isdigit() or int(owner) == os.getpid():
         return None
-    return run if os.path.isdir(run) and _alive(int(owner)) else None
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+    return run if os.path.isdir(run) and embedded_guard.alive(int(owner)) else None
 
 
 def _use_shared(path: str) -> str:

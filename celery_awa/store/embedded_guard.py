@@ -95,7 +95,7 @@ class Server:
 
     def _own(self, path: str) -> None:
         if self.account:
-            os.chown(path, *self.account)
+            os.chown(path, *self.account, follow_symlinks=False)
 
     def _may_enter(self, path: str) -> bool:
         """Whether the account may enter or run this. Only the kernel knows; a child asks it."""
@@ -127,8 +127,7 @@ class Server:
     def _own_all_below(self, folder: str) -> None:
         for inner, folders, files in os.walk(folder):
             for name in folders + files:
-                if not os.path.islink(os.path.join(inner, name)):
-                    self._own(os.path.join(inner, name))
+                self._own(os.path.join(inner, name))
 
     def _initialise(self) -> None:
         if os.path.exists(os.path.join(self.data, "PG_VERSION")):
@@ -160,7 +159,7 @@ class Server:
             settings |= _PRIVATE_SETTINGS
         options = [f"--{name}={value}" for name, value in settings.items()]
         log = os.path.join(self.base, "log")
-        with open(log, "wb") as file:
+        with open(log, "wb", opener=_no_link) as file:
             self._own(log)
             server = self._run("postgres", "-D", self.data, *options, stdout=file, stderr=file)
         answers = poll(lambda: ready(self.data) or server.poll() is not None, START_WITHIN)
@@ -187,10 +186,15 @@ class Server:
     def _record_run(self) -> None:
         if not self.shared:
             return
-        with open(os.path.join(self.base, "run.new"), "w") as file:
+        with open(os.path.join(self.base, "run.new"), "w", opener=_no_link) as file:
             file.write(self.run)
         self._own(file.name)
         os.rename(file.name, os.path.join(self.base, "run"))
+
+
+def _no_link(path: str, flags: int) -> int:
+    # Root may work in somebody else's folder here, and must not be led out of it.
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def recorded_run(path: str) -> str | None:
@@ -205,9 +209,9 @@ def recorded_run(path: str) -> str | None:
 def running_pid(data: str) -> int | None:
     """The process id of the server that runs on these data."""
     lines = _pid_file(data)
-    if not lines or gone(int(lines[0])) or not _serves(int(lines[0]), data):
-        return None
-    return int(lines[0])
+    if lines and alive(int(lines[0])) and _serves(int(lines[0]), data):
+        return int(lines[0])
+    return None
 
 
 def ready(data: str) -> bool:
@@ -233,20 +237,24 @@ def _serves(pid: int, data: str) -> bool:
         return True
 
 
-def gone(pid: int) -> bool:
-    """Whether the process has ended; our own child is reaped by asking."""
-    try:
-        if os.waitpid(pid, os.WNOHANG)[0] == pid:
-            return True
-    except ChildProcessError:
-        pass
+def alive(pid: int) -> bool:
+    """Whether there is such a process; one that has ended counts until it is waited for."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
-        return True
+        return False
     except PermissionError:
         pass
-    return False
+    return True
+
+
+def gone(pid: int) -> bool:
+    """Whether the process has ended; it is waited for where it is a child of this one."""
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        pass
+    return not alive(pid)
 
 
 def poll(condition: Callable[[], bool], seconds: float) -> bool:

@@ -67,6 +67,7 @@ def filesystem_broker(folder: Path) -> Broker:
         queue=queue,
         config={
             "broker_url": "filesystem://",
+            "broker_transport": "tests.acceptance.transport:Transport",
             "broker_transport_options": {
                 "data_folder_in": folders["waiting"],
                 "data_folder_out": folders["waiting"],

@@ -98,6 +98,8 @@ def start_worker(
                 **options,
             )
             worker = Worker(f"worker{count}", wanted, tmp_path)
+            # Shown where the test fails.
+            started.callback(lambda: print(f"{worker.name} wrote:\n{worker.log()[-8000:]}"))
             started.callback(worker.end)
             return worker.ready() if wait else worker
 

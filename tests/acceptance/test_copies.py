@@ -52,10 +52,7 @@ def outcome(result: Any, timeout: float = 20.0) -> Any:
 
 
 def wait_until_ignored(worker: Worker, task_id: str, count: int = 1) -> None:
-    eventually(
-        lambda: worker.log().count(f"[{task_id}] ignored") == count,
-        what=f"{count} executions of {task_id} ignored",
-    )
+    worker.wait_for_log(rf"(\[{task_id}\] ignored[\s\S]*){{{count}}}")
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,9 @@ def test_a_returned_message_goes_on_from_the_killed_childs_last_report(
     claim_after: float,
 ) -> None:
     late = {"task_acks_late": True, "task_reject_on_worker_lost": True}
-    start_worker(config={**SELDOM, **late, "awa_claim_after": claim_after}, start_method=start_method)
+    start_worker(
+        config={**SELDOM, **late, "awa_claim_after": claim_after}, start_method=start_method
+    )
     sent = client.kill_process.delay(40, "x", {"last_id": 7}, marker=str(tmp_path / "killed"))
     assert sent.get(timeout=25) == {"last_id": 7}
     job = jobs.wait_for(sent.id, "completed")
@@ -91,9 +93,7 @@ def test_a_returned_message_goes_on_from_the_killed_childs_last_report(
 def test_a_message_returned_through_redis_goes_on_from_the_last_report(
     start_worker: Start, client: ModuleType, jobs: Jobs, tmp_path: Any
 ) -> None:
-    start_worker(
-        config={**SELDOM, "task_acks_late": True, "task_reject_on_worker_lost": True}
-    )
+    start_worker(config={**SELDOM, "task_acks_late": True, "task_reject_on_worker_lost": True})
     sent = client.kill_process.delay(40, "x", {"last_id": 7}, marker=str(tmp_path / "killed"))
     assert sent.get(timeout=25) == {"last_id": 7}
     assert jobs.wait_for(sent.id, "completed").attempt == 2
@@ -104,9 +104,7 @@ def test_a_message_returned_through_redis_goes_on_from_the_last_report(
 def test_a_message_returned_through_rabbitmq_goes_on_from_the_last_report(
     start_worker: Start, client: ModuleType, jobs: Jobs, tmp_path: Any
 ) -> None:
-    start_worker(
-        config={**SELDOM, "task_acks_late": True, "task_reject_on_worker_lost": True}
-    )
+    start_worker(config={**SELDOM, "task_acks_late": True, "task_reject_on_worker_lost": True})
     sent = client.kill_process.delay(40, "x", {"last_id": 7}, marker=str(tmp_path / "killed"))
     assert sent.get(timeout=25) == {"last_id": 7}
     assert jobs.wait_for(sent.id, "completed").attempt == 2
@@ -135,7 +133,8 @@ def test_a_task_revoked_while_it_runs_ends_as_if_it_were_not(
     job = jobs.get(sent.id)
     gate.open()
     assert sent.get(timeout=10) == 60
-    assert job is not None and job.state == "running"
+    assert job is not None
+    assert job.state == "running"
     jobs.wait_for(sent.id, "completed")
 
 
@@ -257,7 +256,8 @@ def test_a_child_that_holds_the_interpreter_goes_on_being_heartbeaten(
 
     def six_beats() -> bool:
         job = jobs.get(sent.id)
-        assert job is not None and job.state == "running"
+        assert job is not None
+        assert job.state == "running"
         beats.add(job.heartbeat_at)
         return len(beats) >= 6
 
@@ -277,10 +277,12 @@ def test_heartbeats_and_progress_go_on_through_a_warm_stop(
     worker.wait_for_log("Warm shutdown")
     before = eventually(lambda: (j := jobs.get(sent.id)) and j.progress and j)
     after = eventually(
-        lambda: (j := jobs.get(sent.id))
-        and j.heartbeat_at > before.heartbeat_at
-        and j.progress != before.progress
-        and j
+        lambda: (
+            (j := jobs.get(sent.id))
+            and j.heartbeat_at > before.heartbeat_at
+            and j.progress != before.progress
+            and j
+        )
     )
     assert after.state == "running"
     gate.open()

@@ -39,15 +39,14 @@ def test_leaves_no_process_and_no_file_when_its_owner_is_signalled(
     assert files_in(open_folder) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_leaves_nothing_when_the_whole_group_of_its_owner_is_signalled(
-    start_user: Start, open_folder: Path, number: signal.Signals
+def test_leaves_nothing_when_the_whole_group_of_its_owner_is_killed(
+    start_user: Start, open_folder: Path
 ) -> None:
     owner = start_user("embedded:", "start_descendant")
     url = told(owner)
     pid = server_pid(url)
 
-    os.killpg(owner.pid, number)
+    os.killpg(owner.pid, signal.SIGKILL)
     owner.wait()
 
     assert_gone(url, pid)
