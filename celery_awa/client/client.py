@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from ..errors import SettingsError, StoreUnavailable
 from ..model import Job, JobState
 from ..store import canonical, embedded
+from ..store.connection import check_url
 from ..store.protocol import Store
 
 T = TypeVar("T")
@@ -47,11 +48,15 @@ class Client:
         """Jobs, newest first: ``kind`` is the task's name, ``limit`` 1 to 1,000.
 
         For the next page pass the last job's id as ``before_id``. Raises ValueError for a state
-        that does not exist.
+        that does not exist and a limit that is not allowed, TypeError for what is of no use.
         """
-        wanted = JobState(state) if state is not None else None
-        if not 1 <= limit <= 1_000:
-            raise ValueError(f"limit is {limit!r}; it must be from 1 to 1,000")
+        wanted = _state(state) if state is not None else None
+        if not _is_number(limit) or not 1 <= limit <= 1_000:
+            raise ValueError(f"limit is {limit!r}; it must be a whole number from 1 to 1,000")
+        if before_id is not None and not _is_number(before_id):
+            raise TypeError(f"before_id must be the id of a job, not {type(before_id).__name__}")
+        if kind is not None and not isinstance(kind, str):
+            raise TypeError(f"kind must be the name of a task, not {type(kind).__name__}")
         return self._read(
             lambda store: store.list_jobs(state=wanted, kind=kind, limit=limit, before_id=before_id)
         )
@@ -86,7 +91,7 @@ class Client:
 
 def _named_by(source: Any) -> tuple[str, str]:
     if isinstance(source, str):
-        return source, "celery_awa"
+        return _checked(source), "celery_awa"
     conf = getattr(source, "conf", None)
     if conf is None:
         raise SettingsError(
@@ -96,4 +101,26 @@ def _named_by(source: Any) -> tuple[str, str]:
     url = url or os.environ.get("AWA_DATABASE_URL")
     if not url:
         raise SettingsError("this app names no database: set awa_database_url")
-    return url, conf.get("awa_schema") or "celery_awa"
+    return _checked(url), conf.get("awa_schema") or "celery_awa"
+
+
+def _checked(url: Any) -> str:
+    if not isinstance(url, str) or not url:
+        # libpq would take an empty one for the database that is named after the user.
+        shown = "empty" if url == "" else f"of type {type(url).__name__}"
+        raise SettingsError(f"the database URL is {shown}; it must be a text that is not empty")
+    if not url.startswith(embedded.PREFIX):
+        check_url(url)
+    return url
+
+
+def _state(state: JobState | str) -> JobState:
+    try:
+        return JobState(state)
+    except ValueError:
+        states = ", ".join(one.value for one in JobState)
+        raise ValueError(f"state is {state!r}; it must be one of {states}") from None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -10,11 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from celery import bootsteps
-from celery.utils.imports import symbol_by_name
 from celery.worker.components import Hub, Pool
 
-from . import start
-from .current import here
+from . import checks, start
+from .current import here, trouble
 
 
 class HeartbeatStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery ships no types
@@ -28,14 +27,17 @@ class HeartbeatStep(bootsteps.StartStopStep):  # type: ignore[misc]  # celery sh
 
     def include_if(self, worker: Any) -> bool:
         # The pool of every app in this process requires us; only some have asked for us.
-        return any(symbol_by_name(step) is HeartbeatStep for step in worker.app.steps["worker"])
+        return checks.has_step(worker.app, HeartbeatStep)
 
     def create(self, worker: Any) -> HeartbeatStep:
         return self
 
     def start(self, worker: Any) -> None:
         """Before the pool: children inherit what is started here."""
-        start.start_worker(worker.app, worker.pool_cls, self._most_children(worker))
+        try:
+            start.start_worker(worker.app, worker.pool_cls, self._most_children(worker))
+        except Exception as exc:
+            trouble.warn("bug", "celery-awa: this worker goes without it", exc_info=exc)
 
     def stop(self, worker: Any) -> None:
         """After the pool has drained: the last heartbeat, the last ends."""

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from celery.exceptions import SoftTimeLimitExceeded
+
 from ..runtime.attempt import Attempt
 from ..runtime.task_process import TaskProcess
 from ..runtime.trouble import Trouble
@@ -55,6 +57,20 @@ def running(attempt: Attempt | None) -> Iterator[None]:
         yield
     finally:
         _attempt.reset(token)
+
+
+@contextmanager
+def bugs_told(what: str) -> Iterator[None]:
+    """Within it bookkeeping cannot hurt the task: what it raises is told and goes no further.
+
+    A time limit that strikes in here is the task's own and goes on.
+    """
+    try:
+        yield
+    except SoftTimeLimitExceeded:
+        raise
+    except Exception as exc:
+        trouble.warn("bug", "celery-awa: %s", what, exc_info=exc)
 
 
 def is_ours(task: Any) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
+from celery import Celery
 
 from ..errors import SettingsError
+from ..store import embedded
 from ..store.connection import check_url
 from . import signals, start
 from .bootstep import HeartbeatStep
@@ -21,26 +24,49 @@ def install(app: Any, database_url: str | None = None, *, default_base: bool = F
 
     Raises SettingsError for a URL that cannot be read.
     """
-    if not hasattr(app, "steps") or not hasattr(app, "conf"):
+    if not isinstance(app, Celery):
         raise SettingsError(f"install() takes a Celery app, not {type(app).__name__}")
     if database_url is not None:
-        if not isinstance(database_url, str) or not database_url:
-            raise SettingsError(f"database_url is {database_url!r}; it must be a text")
-        if not database_url.startswith("embedded:"):
-            check_url(database_url)
+        _check(database_url)
         setattr(app, start.URL_ATTRIBUTE, database_url)
     app.steps["worker"].add(HeartbeatStep)
     signals.connect()
     if default_base:
         _put_over_default_base(app)
+    _install_in_spawned_children(app, default_base)
     return app
+
+
+def _check(database_url: Any) -> None:
+    if not isinstance(database_url, str) or not database_url:
+        # The value itself is not shown: a URL given as bytes would tell its password.
+        shown = "empty" if database_url == "" else f"of type {type(database_url).__name__}"
+        raise SettingsError(f"database_url is {shown}; it must be a text that is not empty")
+    if not database_url.startswith(embedded.PREFIX):
+        check_url(database_url)
 
 
 def _put_over_default_base(app: Any) -> None:
     base = app.Task
-    if issubclass(base, AwaMixin):
-        return
-    own = type("AwaTask", (AwaMixin, base), {"abstract": True, "__module__": base.__module__})
-    app.task_cls = own
-    # The class that the app bound before stays in this cached property otherwise.
-    app.__dict__.pop("Task", None)
+    if not issubclass(base, AwaMixin):
+        body = {"abstract": True, "__module__": base.__module__}
+        # Not as app.task_cls: that is pickled for spawned children, and such a class cannot be.
+        app.Task = type("Task", (AwaMixin, base), body)
+
+
+@dataclass(frozen=True)
+class _Again:
+    """A fix-up, which Celery pickles with the app and calls where a spawned child unpickles it."""
+
+    database_url: str | None = field(repr=False)
+    default_base: bool
+
+    def __call__(self, app: Any) -> None:
+        install(app, self.database_url, default_base=self.default_base)
+
+
+def _install_in_spawned_children(app: Any, default_base: bool) -> None:
+    before = [fixup for fixup in app.fixups if isinstance(fixup, _Again)]
+    others = [fixup for fixup in app.fixups if not isinstance(fixup, _Again)]
+    default_base = default_base or any(fixup.default_base for fixup in before)
+    app.fixups = [*others, _Again(getattr(app, start.URL_ATTRIBUTE, None), default_base)]

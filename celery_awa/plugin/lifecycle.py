@@ -22,7 +22,7 @@ from ..runtime.ending import error_text
 from ..runtime.task_process import TaskProcess
 from ..settings import Settings
 from . import envelope, message
-from .current import ON_REQUEST, attempt_of, here, trouble
+from .current import ON_REQUEST, attempt_of, bugs_told, here, trouble
 
 #: Where a request carries what publishes its continuation, for one signature.
 CONTINUING = "awa_continuing"
@@ -75,7 +75,7 @@ def _new_attempt(task: Any, request: Any) -> Attempt:
 
 
 def _enter(process: TaskProcess, task: Any, request: Any, attempt: Attempt) -> None:
-    try:
+    with bugs_told("an attempt could not begin"):
         redelivered = (request.delivery_info or {}).get("redelivered")
         process.begin(
             attempt,
@@ -87,11 +87,10 @@ def _enter(process: TaskProcess, task: Any, request: Any, attempt: Attempt) -> N
             ),
             look=bool(task.acks_late) and not _flags_redelivery(task.app),
         )
-    except Exception as exc:
-        trouble.warn("bug", "celery-awa: an attempt could not begin", exc_info=exc)
     claim = attempt.claim
     if claim is not None and claim.verdict is not Verdict.YOURS:
-        process.end(attempt, Transition(None))  # the lease is not ours: writes nothing
+        with bugs_told("a late copy was not forgotten"):
+            process.end(attempt, Transition(None))  # the lease is not ours: writes nothing
         raise Dropped(f"celery-awa: late copy of task {attempt.task_id}, dropped")
 
 
@@ -104,7 +103,12 @@ def _flags_redelivery(app: Any) -> bool:
 def refuse_if_lost(attempt: Attempt, cause: BaseException | None = None) -> None:
     """After the body: an attempt whose lease is gone publishes neither result nor callbacks."""
     process = here.process
-    if process is None or attempt.ended or attempt.claim is None or process.owns(attempt):
+    if process is None or attempt.ended or attempt.claim is None:
+        return
+    owned = True
+    with bugs_told("it cannot be told whether a lease is lost"):
+        owned = process.owns(attempt)
+    if owned:
         return
     attempt.answer(acknowledged=0, confirmed_at=0.0, lost=True)
     raise Ignore(f"celery-awa: task {attempt.task_id} has a newer attempt, or ended") from cause
@@ -172,7 +176,9 @@ class Retrying:
         name_run(self._task.request, signature, self._attempt, ended)
         result = apply_async(*a, **k)
         if ended is not None and ended.lease is not None and here.process is not None:
-            here.process.sent(ended.lease)
+            # The message is out: whatever happens here, Celery must not hear of a failure.
+            with bugs_told("a retry still counts as unsent"):
+                here.process.sent(ended.lease)
         return result
 
     def _write(self, signature: Any) -> Ended | None:
@@ -237,7 +243,9 @@ def publish_failure_kept(retrying: Retrying) -> Iterator[None]:
 
 def before_replace(task: Any, attempt: Attempt) -> None:
     """The row goes before the replacement is published, which may start at once under its id."""
-    ended = end(task, task.request, Transition(None))
+    ended = None
+    with bugs_told("the row of a replaced task was not removed"):
+        ended = end(task, task.request, Transition(None))
     if attempt.lost or (ended is not None and ended.answer is Answer.GONE):
         raise Ignore("celery-awa: a newer attempt has this task")
 
@@ -245,7 +253,8 @@ def before_replace(task: Any, attempt: Attempt) -> None:
 def replace_failed(attempt: Attempt) -> None:
     """The replacement was not published: this attempt goes on, and will have a row again."""
     if here.process is not None and attempt.ended:
-        here.process.reopen(attempt)
+        with bugs_told("an attempt goes on without a row"):
+            here.process.reopen(attempt)
 
 
 def let_go(request: Any, *, retried: bool) -> None:

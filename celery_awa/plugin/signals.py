@@ -16,6 +16,7 @@ from ..model import JobState, Transition
 from ..runtime.ending import error_text
 from ..runtime.trouble import logger
 from . import checks, lifecycle, publish, start, verdict
+from .bootstep import HeartbeatStep
 from .current import attempt_of, here, is_ours, trouble
 
 
@@ -107,8 +108,8 @@ def on_process_shutdown(**_: Any) -> None:
 
 def on_worker_ready(sender: Any = None, **_: Any) -> None:
     """In a worker: tasks of ours whose worker has no step of ours."""
-    names = checks.uninstalled_tasks(sender.app)
-    if names:
+    names = sorted(task.name for task in checks.our_tasks(sender.app))
+    if names and not checks.has_step(sender.app, HeartbeatStep):
         logger.warning(
             "celery-awa is not installed in this worker, so %s report in vain: "
             "call celery_awa.install(app) where the app is made",

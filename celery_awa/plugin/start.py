@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from celery.concurrency.prefork import TaskPool
 
-from ..errors import AwaError, SettingsError
+from ..errors import SettingsError
 from ..runtime.slate import Slate, SlateUnavailable
 from ..runtime.task_process import TaskProcess
 from ..runtime.trouble import logger
 from ..runtime.worker_pages import WorkerPages
-from ..settings import PREFIX, Settings, read_settings
+from ..settings import Settings, read_settings
 from ..store import canonical, embedded, migrations
 from ..store.protocol import Store
 from . import checks
@@ -35,7 +35,7 @@ def start_worker(app: Any, pool_cls: Any, children: int) -> None:
     """In the worker, before the pool."""
     settings = settings_of(app)
     _start_embedded(settings)
-    checks.report(app, _setting_names(app))
+    checks.report(app)
     if isinstance(pool_cls, type) and issubclass(pool_cls, TaskPool):
         slate = _create_slate(settings, children)
         os.environ[SLATE_VARIABLE] = slate.path if slate is not None else ""
@@ -53,7 +53,7 @@ def _start_embedded(settings: Settings) -> None:
     try:
         if settings.database_url is not None:
             _resolved(settings.database_url, settings.schema)
-    except AwaError as exc:
+    except Exception as exc:  # of a path that is none, too; whoever needs it will hear of it again
         logger.error("celery-awa: %s", exc)
 
 
@@ -159,12 +159,3 @@ def _create_slate(settings: Settings, children: int) -> Slate | None:
             exc,
         )
         return None
-
-
-def _setting_names(app: Any) -> Iterator[str]:
-    # Namespaced names appear raw among foreign ones: only those of the namespace are ours.
-    prefix = (getattr(app.conf, "prefix", None) or "").lower()
-    for name in list(app.conf):
-        lowered = str(name).lower()
-        if lowered.startswith(prefix + PREFIX):
-            yield lowered[len(prefix) :]

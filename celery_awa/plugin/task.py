@@ -43,7 +43,8 @@ class AwaMixin:
         super().on_bound(app)  # type: ignore[misc]  # celery.Task comes after us in the MRO
         if cls.lost_policy is not None and cls.lost_policy not in _POLICIES:
             raise SettingsError(
-                f"lost_policy is {cls.lost_policy!r}; it must be 'requeue', 'fail' or None"
+                f"lost_policy of task {cls.name} is {cls.lost_policy!r}; "  # type: ignore[attr-defined]  # celery.Task's
+                "it must be 'requeue', 'fail' or None"
             )
         signals.connect()
 

@@ -20,7 +20,7 @@ from celery.worker import state
 from ..model import JobState, NewAttempt, Transition
 from ..runtime.ending import error_text
 from . import envelope, lifecycle, message
-from .current import here
+from .current import bugs_told, here
 
 _deciding: ContextVar[LostRequest | None] = ContextVar("celery_awa_deciding", default=None)
 deciding = _deciding.get
@@ -67,8 +67,10 @@ class LostRequest:
     def awa_continue(self, signature: Any) -> Any:
         """The signature of ``retry_on_worker_lost``, naming the lease that it continues."""
         request: Any = self
-        pages = here.pages
-        lease = pages.lease_of(request.id, request.worker_pid) if pages is not None else None
+        lease = None
+        if here.pages is not None:
+            with bugs_told("a retried message does not name its lease"):
+                lease = here.pages.lease_of(request.id, request.worker_pid)
         headers = dict(signature.options.get("headers") or {})
         headers.pop(message.FROM, None)
         if lease is not None:
@@ -98,7 +100,8 @@ class LostRequest:
         self._awa_decided = True
         request: Any = self
         transition = Transition(to, error=error, run_in=run_in, unsent=unsent)
-        _queue(request.task, request._context, request.worker_pid, transition, late=False)
+        with bugs_told("a verdict of Celery's was not written"):
+            _queue(request.task, request._context, request.worker_pid, transition, late=False)
 
 
 @contextmanager

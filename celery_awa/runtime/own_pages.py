@@ -48,12 +48,13 @@ class OwnPages:
         # Told by who has them, not by a list of its own: an exception that strikes in the midst
         # of a begin costs no page.
         used = {id(attempt.page) for attempt in self._in_flight.all()}
-        idle = next((page for page in self._pages if id(page) not in used), None)
-        if idle is None and self._slate is not None:
-            idle = self._slate.take_page()
-            if idle is not None:
-                self._pages.append(idle)
-        return idle
+        idle = [page for page in self._pages if id(page) not in used]
+        if idle or self._slate is None:
+            return idle[0] if idle else None
+        page = self._slate.take_page()
+        if page is not None:
+            self._pages.append(page)
+        return page
 
 
 class _Nowhere:

@@ -91,16 +91,16 @@ class TaskProcess:
         if attempt.ended:
             return None
         gone = attempt.lost or attempt.unclaimable is not None
-        # Before ``claim_sent`` is looked at: see the head of attempt.py.
-        attempt.ended = True
         try:
+            # Before ``claim_sent`` is looked at: see the head of attempt.py.
+            attempt.ended = True
             errand = None if gone else self._hand_over_end(attempt, transition)
+            if errand is None:
+                self._forget(attempt)
+                return None
         except BaseException:
-            attempt.ended = False  # struck before it was handed over: it can be ended again
+            attempt.ended = False  # struck in the midst of it: it can be ended again
             raise
-        if errand is None:
-            self._forget(attempt)
-            return None
         if not self.database.wait_briefly(errand):
             self._leave_on_page(attempt, transition)
         return errand.answer

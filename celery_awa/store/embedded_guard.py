@@ -57,6 +57,7 @@ class Server:
         self.run = self._run_folder(path)
         self.base = path or self.run
         self.data = os.path.join(self.base, "data")
+        self.launched: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Have a server that answers; one that its guard's death left running is kept."""
@@ -68,14 +69,21 @@ class Server:
 
     def stop(self) -> None:
         """Stop the server by ever harder means, and remove what is not to be kept."""
-        # Asked anew: it may have been restarted since it was started here.
         for number, seconds in ((signal.SIGINT, 15), (signal.SIGQUIT, 8), (signal.SIGKILL, 5)):
-            pid = running_pid(self.data)
+            pid = self._pid()
             if pid is None:
                 break
             os.kill(pid, number)
             poll(lambda pid=pid: gone(pid), seconds)  # type: ignore[misc]  # bound per turn
         shutil.rmtree(self.run, ignore_errors=True)
+
+    def _pid(self) -> int | None:
+        # Asked first: it may have been restarted since it was launched here. The one that was
+        # launched is left where somebody removed the data.
+        pid = running_pid(self.data)
+        if pid is None and self.launched and self.launched.poll() is None:
+            return self.launched.pid
+        return pid
 
     def _run_folder(self, path: str) -> str:
         # Kept where a former guard was killed: its users know its server by this folder.
@@ -162,6 +170,7 @@ class Server:
         with open(log, "wb", opener=_no_link) as file:
             self._own(log)
             server = self._run("postgres", "-D", self.data, *options, stdout=file, stderr=file)
+        self.launched = server
         answers = poll(lambda: ready(self.data) or server.poll() is not None, START_WITHIN)
         if not answers or server.poll() is not None:
             raise Failed(why_it_ended(log) or f"no answer within {START_WITHIN:.0f} s, see {log}")

@@ -250,6 +250,23 @@ BEGIN
 END
 $$;
 
+-- What an attempt reported, laid over the progress that its claim brought: metadata key by key,
+-- the rest as a whole (celery_awa.progress.ProgressBuffer.lay_over does the same in the worker).
+CREATE FUNCTION {schema}.laid_over(p_kept jsonb, p_reported jsonb)
+RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE
+        WHEN jsonb_typeof(p_kept) IS DISTINCT FROM 'object'
+            OR jsonb_typeof(p_reported) IS DISTINCT FROM 'object' THEN p_reported
+        ELSE p_reported
+            || CASE WHEN p_reported - 'metadata' = '{}' THEN p_kept - 'metadata' ELSE '{}' END
+            || CASE WHEN jsonb_typeof(p_kept -> 'metadata') = 'object'
+                THEN jsonb_build_object(
+                    'metadata', (p_kept -> 'metadata') || coalesce(p_reported -> 'metadata', '{}')
+                )
+                ELSE '{}' END
+    END
+$$;
+
 -- The guarded transition that ends an attempt: done, repeated (done before by this attempt) or
 -- gone. A transition without a state deletes the row.
 CREATE FUNCTION {schema}.end_attempt(
@@ -270,7 +287,10 @@ BEGIN
     END IF;
 
     IF t.progress IS NOT NULL AND t.generation > job.progress_generation THEN
-        job.progress := t.progress;
+        -- With nothing of this attempt in the row yet, what is there came with the claim, which
+        -- an attempt that ends without its answer has never read.
+        job.progress := CASE job.progress_generation
+            WHEN 0 THEN {schema}.laid_over(job.progress, t.progress) ELSE t.progress END;
         job.progress_generation := t.generation;
         job.progress_at := now();
     END IF;

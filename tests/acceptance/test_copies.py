@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -56,7 +58,9 @@ def wait_until_ignored(worker: Worker, task_id: str, count: int = 1) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pool", "config"), [("prefork", LATE), ("threads", {})], ids=["at the start", "at its look"]
+    ("pool", "config", "look"),
+    [("prefork", LATE, False), ("threads", {}, True)],
+    ids=["before they run", "when they look"],
 )
 def test_late_copies_are_dropped_and_change_nothing(
     start: Start,
@@ -66,13 +70,15 @@ def test_late_copies_are_dropped_and_change_nothing(
     database_url: str,
     pool: str,
     config: dict[str, Any],
+    look: bool,
 ) -> None:
     worker = start(pool=pool, config=config)
     sent = {
-        state: send_and_keep(client.end, state) for state in ("completed", "failed", "cancelled")
+        state: send_and_keep(client.end, state, look)
+        for state in ("completed", "failed", "cancelled")
     }
     # This one's second message is out, and to come long after its copy.
-    sent["retryable"] = send_and_keep(client.retry, 300)
+    sent["retryable"] = send_and_keep(client.retry, 300, look)
     rows = {state: jobs.wait_for(one.id, state) for state, (one, _) in sent.items()}
     eventually(lambda: sent["retryable"][0].state == "RETRY" and unsent(database_url) == {})
     results = [kept_result(one) for one, _ in sent.values()]
@@ -108,9 +114,9 @@ def test_a_redelivery_that_nothing_marks_resumes_and_after_the_end_is_dropped(
     first = start(config=LATE)
     sent = client.resume.delay(gate.path)
     diary.wait_for("left", sent.id)
-    first.kill()
+    # Cold: what was not acknowledged goes back into the queue.
+    first.stop(signal.SIGQUIT)
     second = start(config=LATE)
-    deliver_again(broker, sent.id)
     assert outcome(sent) == LEFT
     done = jobs.wait_for(sent.id, "completed")
     assert done.attempt == 2
@@ -197,6 +203,25 @@ def test_a_copy_that_redis_returns_while_the_first_still_runs_takes_the_lease_ov
     assert outcome(sent) == 2
     job = jobs.wait_for(sent.id, "completed")
     assert (job.attempt, job.run_lease) == (2, 2)
+
+
+@pytest.mark.parametrize("broker", [REDIS], indirect=True)
+def test_a_copy_that_redis_returned_meanwhile_does_not_run_when_the_run_is_over(
+    start: Start, client: ModuleType, jobs: Jobs, diary: Diary, gate: Gate
+) -> None:
+    config = {**LATE, "broker_transport_options": {"visibility_timeout": 1}}
+    first = start(concurrency=1, config=config)
+    sent = client.wait.delay(gate.path)
+    began = diary.wait_for("began", sent.id)
+    eventually(lambda: time.time() - began["at"] > 1.5)
+    # A worker returns at its start whatever is overdue, of all queues.
+    start(concurrency=1, config=config, options=["--queues", "other"])
+    first.wait_for_log(rf"(\[{sent.id}\] received[\s\S]*){{2}}", timeout=15)
+    gate.open()
+    first.wait_for_log(rf"\[{sent.id}\] ignored")
+    assert outcome(sent) == "waited"
+    assert len(diary.entries("began", sent.id)) == 1
+    assert jobs.wait_for(sent.id, "completed").attempt == 1
 
 
 @pytest.mark.parametrize("broker", [REDIS, AMQP], indirect=True)

@@ -76,9 +76,8 @@ def test_what_ends_while_the_database_is_away_ends_as_without_it_and_is_written_
     wait_for_states(sent)
     private_postgres.start()
     check_rows(jobs, sent)
-    # One for each process and outage, though each tried many times.
-    warnings = worker.log().count(AWAY)
-    assert warnings == 2 if pool == "threads" else 2 <= warnings <= 2 * 4
+    # Once a minute and process, however often it tried.
+    assert worker.log().count(AWAY) <= 1 + len(worker.children())
     assert "unexpected error" not in worker.log()
 
 
@@ -168,11 +167,12 @@ def test_a_server_that_cuts_idle_sessions_off_is_not_noticed(
     seldom = {"awa_write_interval": 3, "awa_heartbeat_interval": 3}
     worker = start(concurrency=1, config=seldom)
     gates = [Gate(tmp_path / f"gate {number}") for number in range(2)]
+    before = cut_off()
     sent = client.flush_at_gates.delay([gate.path for gate in gates])
     for count, gate in enumerate(gates, 1):
         assert diary.wait_for("tried", sent.id, count=count)["flushed"] is True
-        before = cut_off()
-        eventually(lambda: cut_off() >= before + 2, what="worker and child cut off")
+        # Child and worker, at each gate.
+        eventually(lambda enough=before + 2 * count: cut_off() >= enough)
         gate.open()
     assert sent.get(timeout=20) is None
     assert diary.entries("tried", sent.id)[-1]["flushed"] is True

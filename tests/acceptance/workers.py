@@ -108,19 +108,19 @@ class Worker:
         """Signal the worker's own process."""
         self.process.kill(sig)
 
-    def stop(self, *, timeout: float = 10.0) -> int:
-        """Stop it warm, wait for its end and return the exit status.
+    def stop(self, sig: int = signal.SIGTERM, *, timeout: float = 10.0) -> int:
+        """Stop it warm, or cold by SIGQUIT, wait for its end and return the exit status.
 
         Raises AssertionError with the log when that takes longer; the worker is killed then.
         """
-        self.kill(signal.SIGTERM)
+        self.kill(sig)
         try:
             if str(self.wanted.config["broker_url"]).startswith("filesystem:"):
                 self._wake_until_stopped(timeout)
             return self.process.wait(timeout)
         except AssertionError as late:
             self.kill(signal.SIGKILL)
-            raise AssertionError(f"no warm stop: {late}\n{self.log()[-4000:]}") from None
+            raise AssertionError(f"no stop: {late}\n{self.log()[-4000:]}") from None
 
     def _wake_until_stopped(self, timeout: float) -> None:
         # Where it polls, a worker looks up from waiting for messages every 2 s only, and twice

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 from pathlib import Path
 
@@ -116,6 +117,17 @@ def test_says_that_its_server_was_ended_by_somebody_else(
 
     assert f"the server of embedded:{open_folder}/db has ended" in message
     assert "start again" in message
+
+
+def test_ends_though_somebody_removed_its_folder(start_user: Start, open_folder: Path) -> None:
+    user = start_user(f"embedded:{open_folder}/db", "wait")
+    url = told(user)
+    pid = server_pid(url)
+    shutil.rmtree(open_folder / "db")
+
+    user.kill(signal.SIGKILL)
+
+    assert_gone(url, pid)
 
 
 def test_does_not_take_an_interrupted_preparation_for_data(

@@ -65,7 +65,7 @@ def spawn(path: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-c", SPAWNED_CHILD, path],
         stdin=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
     )
 
 

@@ -76,6 +76,7 @@ MESSAGES: dict[str, tuple[dict[str, Any], Decided]] = {
     "a user's own, returned": (UNNAMED | {"redelivered": True}, RETURNED),
     "a user's own retry": (UNNAMED | {"retries": 2}, NEWER),
     "a user's own that carries the lease": (UNNAMED | {"retries": 1, "from_lease": 2}, NEWER),
+    "a user's own that carries the lease, not retried": (UNNAMED | {"from_lease": 2}, RETURNED),
     "the delivery that began the run": ({"run_named": False, "run_token": "run"}, OLDER),
     "the attempt that has the row": (
         {"token": "second", "retries": 1, "from_lease": 1},

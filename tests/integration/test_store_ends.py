@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,7 @@ from celery_awa.model import (
     Transition,
     Verdict,
 )
+from celery_awa.progress import ProgressBuffer
 from celery_awa.store.canonical import CanonicalStore
 
 from .jobs import (
@@ -151,6 +154,93 @@ def test_an_end_with_an_older_snapshot_keeps_the_newer_one(
     job = database.row()
     assert job["progress"] == stored(50)
     assert job["progress_at"] == before["progress_at"]
+
+
+KEPT = {"percent": 40, "message": "x", "metadata": {"last_id": 7, "seen": {"a": 1}}}
+BRIEF = {"percent": 40, "message": "x"}
+
+
+@pytest.mark.parametrize(
+    ("kept", "reported", "left"),
+    [
+        (KEPT, {"percent": 1}, {"percent": 1, "metadata": KEPT["metadata"]}),
+        (
+            KEPT,
+            {"metadata": {"seen": {"b": 2}, "new": None}},
+            BRIEF | {"metadata": {"last_id": 7, "seen": {"b": 2}, "new": None}},
+        ),
+        (
+            KEPT,
+            {"percent": 1, "metadata": {"last_id": 8}},
+            {"percent": 1, "metadata": {"last_id": 8, "seen": {"a": 1}}},
+        ),
+        (BRIEF, {"metadata": {"a": 1}}, BRIEF | {"metadata": {"a": 1}}),
+        (BRIEF, {"percent": 1}, {"percent": 1}),
+        (KEPT, {}, KEPT),
+        (None, {"metadata": {"a": 1}}, {"metadata": {"a": 1}}),
+        (7, {"percent": 1, "metadata": {"a": 1}}, {"percent": 1, "metadata": {"a": 1}}),
+        (BRIEF | {"metadata": [1]}, {"percent": 1}, {"percent": 1}),
+    ],
+)
+@pytest.mark.parametrize("way", ["no claim", "answer lost", "answer heeded too late"])
+def test_an_attempt_that_has_not_read_what_was_kept_does_not_wipe_it_out(
+    store: CanonicalStore,
+    database: Database,
+    way: str,
+    kept: object,
+    reported: dict[str, Any],
+    left: dict[str, Any],
+) -> None:
+    first = running(store)
+    before = Snapshot(1, json.dumps(kept)) if kept is not None else None
+    store.end(first, "first", Transition(JobState.RETRYABLE, before))
+    second = attempt("second", retries=1)
+    transition = Transition(JobState.FAILED, Snapshot(3, json.dumps(reported)))
+
+    if way != "no claim":
+        claim, lease = claimed(store, second)
+        assert claim.progress == kept
+    if way == "answer heeded too late":
+        store.end(lease, "second", transition)
+    else:
+        store.end_unclaimed(second, transition)
+
+    assert database.row()["progress"] == left
+
+
+def test_what_was_reported_is_laid_over_as_the_worker_does_it(
+    store: CanonicalStore, database: Database
+) -> None:
+    for number, reported in enumerate(({"percent": 1}, {"metadata": {"last_id": 8}})):
+        buffer = ProgressBuffer()
+        if "percent" in reported:
+            buffer.set_progress(1)
+        else:
+            buffer.update_metadata({"last_id": 8})
+        snapshots = [buffer.snapshot()]
+        buffer.lay_over(KEPT)
+        snapshots.append(buffer.snapshot())
+        for which, last in enumerate(snapshots):
+            task_id = f"{number} {which}"
+            lease = running(store, task_id)
+            store.end(lease, "first", Transition(JobState.RETRYABLE, Snapshot(1, json.dumps(KEPT))))
+            store.end_unclaimed(
+                attempt("second", task_id, retries=1), Transition(JobState.FAILED, last)
+            )
+            assert database.row(task_id)["progress"] == buffer.value()
+
+
+def test_a_fresh_run_that_ends_without_claim_has_only_what_it_reported(
+    store: CanonicalStore, database: Database
+) -> None:
+    store.end(running(store), "first", Transition(JobState.FAILED, snapshot()))
+
+    store.end_unclaimed(
+        attempt("again", run_token="run 2"),
+        Transition(JobState.FAILED, Snapshot(1, '{"metadata": {"a": 1}}')),
+    )
+
+    assert database.row()["progress"] == {"metadata": {"a": 1}}
 
 
 def test_a_snoozed_attempt_is_not_counted(store: CanonicalStore, database: Database) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
-from types import ModuleType
+from collections.abc import Callable, Iterator
+from types import FrameType, ModuleType
 from typing import Any
 
 import pytest
@@ -40,7 +42,7 @@ def new_token() -> str:
 def settings(**changed: Any) -> Settings:
     """Settings under which nothing happens by itself for a long while, but what is changed."""
     slow: dict[str, Any] = {
-        "write_interval": 500.0,
+        "write_interval": 200.0,
         "heartbeat_interval": 500.0,
         "stale_after": 1000.0,
         "claim_after": 500.0,
@@ -76,3 +78,43 @@ def undescribable(task_id: str = "task", desk: Desk | None = None) -> Attempt:
         raise RuntimeError("a repr of the user's")
 
     return Attempt(new_token(), task_id, describe, desk, limit=65_536)
+
+
+class Strike(BaseException):
+    """Stands for what a signal's handler raises; nobody may catch it for an error of his own."""
+
+
+def struck_at_every_point(call: Callable[[], object]) -> Iterator[int]:
+    """Call it again and again, each time struck at the next point, until it ends unharmed.
+
+    The points are those at which CPython runs signal handlers, in our code and in the standard
+    library's: the start of a function, and after a call of a built-in one. But not where Python
+    drops what is raised, as in the callback of a weak reference.
+    """
+    for point in itertools.count(1):
+        if not _struck(call, point):
+            return
+        yield point
+
+
+def _struck(call: Callable[[], object], point: int) -> bool:
+    left = point
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal left
+        spared = ("/tests/", "_weakrefset.py")
+        if event in ("call", "c_return") and not any(
+            part in frame.f_code.co_filename for part in spared
+        ):
+            left -= 1
+            if left == 0:
+                raise Strike
+
+    sys.setprofile(profile)
+    try:
+        call()
+    except Strike:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False

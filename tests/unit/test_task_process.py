@@ -21,10 +21,17 @@ from celery_awa.runtime.slate import Slate
 from celery_awa.runtime.task_process import TaskProcess
 from celery_awa.runtime.trouble import Trouble
 from tests.fake_store import FakeDatabase
-from tests.strikes import struck_at_every_step
 from tests.waiting import eventually
 
-from .runtime_parts import SOON, attempt, described, new_token, settings, undescribable
+from .runtime_parts import (
+    SOON,
+    attempt,
+    described,
+    new_token,
+    settings,
+    struck_at_every_point,
+    undescribable,
+)
 
 COMPLETED = Transition(JobState.COMPLETED)
 FAILED = Transition(JobState.FAILED, error="ValueError: boom", envelope=b"whole")
@@ -55,6 +62,7 @@ def make(database: FakeDatabase, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ma
 
     yield make_one
     database.come_back()
+    database.locked.clear()
     for one in made:
         one.database.stop(SOON)
 
@@ -494,10 +502,11 @@ def test_an_end_while_the_claim_is_under_way_leaves_no_running_row(
     for transition in (COMPLETED, FAILED):
         one = begin(process, str(transition.to))
         one.set_progress(60)
+        process.database.ask(lambda store: None, SOON)
         with database.hanging():
             claimer = threading.Thread(target=process.learn, args=(one, SOON))
             claimer.start()
-            database.until(lambda one=one: one.claim_sent)
+            database.until(lambda: "claim" in database.statements[-1:])
             ender = threading.Thread(target=process.end, args=(one, transition))
             ender.start()
             eventually(lambda one=one: one.ended)
@@ -527,6 +536,7 @@ def test_an_end_that_meets_a_claim_whose_answer_never_came_leaves_no_ghost(
 ) -> None:
     one = begin(process)
     one.set_progress(60)
+    database.unanswered.append("claim")
     with pytest.raises(StoreUnavailable):
         claim_and_cut(process, database, one)
     assert database.rows["task"].state is JobState.RUNNING
@@ -622,7 +632,7 @@ def test_an_end_that_is_refused_altogether_lets_go_of_its_attempt(
     assert process.end(one, FAILED) is None
     assert process.attempts() == 0
     assert carried(slate) == []
-    assert "refused" in caplog.text
+    eventually(lambda: "refused" in caplog.text)
 
 
 def test_what_the_database_refuses_of_an_end_is_left_out(
@@ -809,10 +819,11 @@ def test_an_unconfirmed_end_of_a_replaced_attempt_does_not_come_later(
     database.go_away()
     assert process.end(one, Transition(None)) is None
     process.reopen(one)
+    before = database.count("end", "end_unclaimed")
     database.come_back()
     one.set_progress(60)
     assert one.flush_progress() is True
-    assert database.count("end", "end_unclaimed") == 0
+    assert database.count("end", "end_unclaimed") == before
     assert database.rows["task"].progress == {"percent": 60}
     assert carried(slate) == ["task"]
 
@@ -968,7 +979,7 @@ def test_what_a_thread_reports_late_does_not_reach_the_next_attempts_page(
 # Exceptions out of signal handlers, and forks.
 
 
-def test_an_exception_at_any_step_of_a_flush_leaves_everything_usable(
+def test_an_exception_at_any_point_of_a_flush_leaves_everything_usable(
     process: TaskProcess, database: FakeDatabase
 ) -> None:
     one = claimed(process)
@@ -979,19 +990,20 @@ def test_an_exception_at_any_step_of_a_flush_leaves_everything_usable(
         one.flush_progress()
 
     strikes = 0
-    for _ in struck_at_every_step(flush):
+    for _ in struck_at_every_point(flush):
         strikes += 1
         one.update_metadata({"after": strikes})
         assert one.flush_progress() is True
         assert database.rows["task"].progress == one.progress
-    assert strikes > 100
+    assert strikes > 30
 
 
 @pytest.mark.parametrize("claim", [True, False])
-def test_an_exception_at_any_step_of_a_begin_leaves_an_attempt_that_can_be_ended(
+def test_an_exception_at_any_point_of_a_begin_leaves_an_attempt_that_can_be_ended(
     make: Make, database: FakeDatabase, slate: Slate, claim: bool
 ) -> None:
     process = make(slate)
+    process.end(begin(process), COMPLETED)  # taking the page is the slate's own affair
     current: list[Attempt] = []
 
     def begin_one() -> None:
@@ -999,7 +1011,7 @@ def test_an_exception_at_any_step_of_a_begin_leaves_an_attempt_that_can_be_ended
         process.begin(current[0], claim=claim)
 
     strikes = 0
-    for _ in struck_at_every_step(begin_one):
+    for _ in struck_at_every_point(begin_one):
         strikes += 1
         if current:
             current[0].set_progress(60)
@@ -1007,13 +1019,15 @@ def test_an_exception_at_any_step_of_a_begin_leaves_an_attempt_that_can_be_ended
             assert database.rows[current[0].task_id].state is JobState.FAILED
             current.clear()
         assert process.attempts() == 0
-        assert len(carried(slate)) == 0
-    assert strikes > 100
+        # One that was struck while it was put on its page lies there until the next.
+        process.end(begin(process, "next"), COMPLETED)
+        assert carried(slate) == []
+    assert strikes > 30
 
 
 @pytest.mark.parametrize("claim", [True, False])
 @pytest.mark.parametrize("transition", [COMPLETED, RETRYABLE])
-def test_an_exception_at_any_step_of_an_end_leaves_no_running_ghost(
+def test_an_exception_at_any_point_of_an_end_leaves_no_running_ghost(
     make: Make, database: FakeDatabase, slate: Slate, claim: bool, transition: Transition
 ) -> None:
     process = make(slate)
@@ -1026,7 +1040,7 @@ def test_an_exception_at_any_step_of_an_end_leaves_no_running_ghost(
 
     current[:] = [begin(process, f"task {next(ones)}", claim=claim)]
     current[0].set_progress(60)
-    for _ in struck_at_every_step(begin_and_end):
+    for _ in struck_at_every_point(begin_and_end):
         strikes += 1
         process.end(current[0], FAILED)
         eventually(lambda: process.attempts() == 0)
@@ -1036,7 +1050,7 @@ def test_an_exception_at_any_step_of_an_end_leaves_no_running_ghost(
         )
         current[:] = [begin(process, f"task {next(ones)}", claim=claim)]
         current[0].set_progress(60)
-    assert strikes > 50
+    assert strikes > 10
 
 
 def test_a_child_forked_while_other_threads_are_at_work_lets_go_of_the_attempts(

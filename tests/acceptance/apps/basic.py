@@ -316,6 +316,7 @@ def always_retry(self: Any, percent: float) -> None:
     begin(self)
     if not self.request.retries:
         self.set_progress(percent)
+        self.update_metadata({"last_id": percent})
     raise self.retry(countdown=0, exc=Unlucky("again"), max_retries=1)
 
 

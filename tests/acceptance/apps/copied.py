@@ -18,9 +18,9 @@ celery_awa.install(app)
 LEFT = {"last_id": 7}
 
 
-def begin(task: Any) -> dict[str, Any]:
+def begin(task: Any, look: bool = True) -> dict[str, Any]:
     """Note what the attempt finds and return it. Looking at the checkpoint claims."""
-    found = dict(task.checkpoint)
+    found = dict(task.checkpoint) if look else {}
     note(task, "began", checkpoint=found, attempt=task.attempt.number)
     return found
 
@@ -32,9 +32,9 @@ def leave_something(task: Any) -> None:
 
 
 @app.task(base=AwaTask, bind=True)
-def end(self: Any, how: str) -> str:
-    """Report and end in the state of that name."""
-    begin(self)
+def end(self: Any, how: str, look: bool = True) -> str:
+    """Report and end in the state of that name, without a look at the checkpoint if told so."""
+    begin(self, look)
     leave_something(self)
     if how == "failed":
         raise Unlucky("on purpose")
@@ -45,11 +45,10 @@ def end(self: Any, how: str) -> str:
 
 @app.task(base=AwaTask, bind=True)
 def retry(self: Any, countdown: float, look: bool = True) -> dict[str, Any]:
-    """Report and retry once, without a look at the checkpoint where told so."""
+    """Report and retry once, the first time without a look at the checkpoint if told so."""
     if self.request.retries:
         return begin(self)
-    if look:
-        begin(self)
+    begin(self, look)
     leave_something(self)
     raise self.retry(countdown=countdown, exc=Unlucky("again"), max_retries=1)
 
@@ -65,6 +64,14 @@ def resume(self: Any, gate: str | None = None) -> dict[str, Any]:
     note(self, "left")
     hold(gate)
     return {}
+
+
+@app.task(base=AwaTask, bind=True)
+def wait(self: Any, gate: str) -> str:
+    """Wait for the gate and report nothing."""
+    begin(self, look=False)
+    hold(gate)
+    return "waited"
 
 
 @app.task(base=AwaTask, bind=True)

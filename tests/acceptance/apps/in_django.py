@@ -37,7 +37,8 @@ def with_default(self: Any, percent: float, gate: str | None = None) -> float:
 
 def _report(task: Any, percent: float, gate: str | None) -> float:
     task.set_progress(percent, "django")
-    note(task, "reported", bases=[base.__name__ for base in type(task).__mro__])
+    bases = [base.__name__ for base in type(task).__mro__]
+    note(task, "reported", percent=percent, bases=bases)
     hold(gate)
     return percent
 

@@ -3,7 +3,7 @@
 No postponed annotations: Celery before 5.6 hands those to pydantic as they are.
 """
 
-from typing import Any, Optional
+from typing import Any
 
 from celery import Task, current_task, shared_task
 from pydantic import BaseModel
@@ -18,7 +18,7 @@ app = configured_app("integrated")
 celery_awa.install(app)
 
 
-def report(task: Any, percent: float, make: str, gate: Optional[str]) -> float:
+def report(task: Any, percent: float, make: str, gate: str | None) -> float:
     """Report, wait for the gate and return the percent."""
     task.set_progress(percent, make)
     note(task, "reported", lost_policy=task.lost_policy)
@@ -27,13 +27,13 @@ def report(task: Any, percent: float, make: str, gate: Optional[str]) -> float:
 
 
 @shared_task(base=AwaTask, bind=True)
-def shared(self: Any, percent: float, gate: Optional[str] = None) -> float:
+def shared(self: Any, percent: float, gate: str | None = None) -> float:
     """A task of a reusable application."""
     return report(self, percent, "shared", gate)
 
 
 @app.task(base=AwaTask, bind=False)
-def unbound(percent: float, gate: Optional[str] = None) -> float:
+def unbound(percent: float, gate: str | None = None) -> float:
     """A task that does not get itself."""
     current_attempt().set_progress(percent, "unbound")
     note(current_task, "reported", lost_policy=current_task.lost_policy)
@@ -47,7 +47,7 @@ class Import(AwaTask):
     name = f"{__name__}.class_based"
     lost_policy = "fail"
 
-    def run(self, percent: float, gate: Optional[str] = None) -> float:
+    def run(self, percent: float, gate: str | None = None) -> float:
         return report(self, percent, "class", gate)
 
 
@@ -62,7 +62,7 @@ class Order(BaseModel):
 
 
 @app.task(base=AwaTask, bind=True, pydantic=True)
-def validated(self: Any, order: Order, gate: Optional[str] = None) -> Order:
+def validated(self: Any, order: Order, gate: str | None = None) -> Order:
     """A task whose argument and result are models."""
     report(self, order.number, type(order).__name__, gate)
     return order
@@ -90,12 +90,10 @@ def _request_of(task: Any) -> dict[str, Any]:
     request = task.request
     return {
         "id": request.id,
-        "root_id": request.root_id,
         "args": list(request.args),
         "delivered": request.delivery_info is not None,
         "called_directly": request.called_directly,
         "requests": len(task.request_stack),
-        "current": current_task.name,
         "attempt": bool(getattr(task, "attempt", None)),
     }
 

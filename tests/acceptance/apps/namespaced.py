@@ -12,14 +12,29 @@ from celery import Celery
 import celery_awa
 from celery_awa import AwaTask, ProgressTooLarge
 from tests.acceptance.apps.configured import CONFIG_VARIABLE
-from tests.acceptance.diary import note
 
 config = json.loads(os.environ[CONFIG_VARIABLE])
 foreign = config.pop("test_foreign", {})
-names = {f"CELERY_{name.upper()}": value for name, value in config.items()}
+namespace = config.pop("test_namespace", "CELERY")
+prefix = f"{namespace}_" if namespace else ""
+names = {
+    (prefix + name).upper() if prefix.isupper() else prefix + name: value
+    for name, value in config.items()
+}
+
+
+class Configuration(SimpleNamespace):
+    """Has one value that nobody can read, where the test asks for that."""
+
+    @property
+    def CELERY_AWA_SCHEMA(self) -> str:
+        if "test_unreadable" in config:
+            raise LookupError("the schema's name is kept elsewhere")
+        return "celery_awa"
+
 
 app = Celery("namespaced")
-app.config_from_object(SimpleNamespace(**names, **foreign), namespace="CELERY")
+app.config_from_object(Configuration(**names, **foreign), namespace=namespace)
 celery_awa.install(app)
 
 
@@ -27,7 +42,6 @@ celery_awa.install(app)
 def report_too_much(self: Any, length: int) -> int | None:
     """Report that many characters; returns the limit that it met."""
     self.set_progress(10)
-    note(self, "reported", flushed=self.flush_progress())
     try:
         self.set_progress(20, "x" * length)
     except ProgressTooLarge as too_large:

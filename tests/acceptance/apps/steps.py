@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
 from celery.exceptions import SoftTimeLimitExceeded
@@ -11,7 +14,7 @@ import celery_awa
 from celery_awa import AwaTask, current_attempt
 from tests.acceptance.apps.configured import configured_app
 from tests.acceptance.diary import note
-from tests.waiting import hold
+from tests.waiting import eventually, hold
 
 app = configured_app("steps")
 celery_awa.install(app)
@@ -69,6 +72,27 @@ def apply_within(self: Any, gate: str | None = None) -> str:
     note(self, "applied", inner=inner.id)
     hold(gate)
     return str(inner.state)
+
+
+@app.task(base=AwaTask, bind=True)
+def report_many(self: Any, changes: int) -> None:
+    """Report that many times as fast as it goes."""
+    began = time.monotonic()
+    for change in range(1, changes + 1):
+        self.set_progress(100 * change / changes)
+    note(self, "reported", seconds=time.monotonic() - began)
+
+
+@app.task(base=AwaTask, bind=True)
+def report_now_and_then(self: Any, gate: str) -> None:
+    """Report twenty times a second until the gate opens."""
+    numbers = itertools.count()
+
+    def report() -> bool:
+        self.set_progress(message=f"number {next(numbers)}")
+        return Path(gate).exists()
+
+    eventually(report, timeout=60, interval=0.05)
 
 
 @app.task(base=AwaTask, bind=True)
