@@ -6,6 +6,11 @@ READY := $(VENV)/ready
 # More options for pytest: make test ARGS="-k resume -x"
 ARGS ?=
 
+# In an emptied environment the shell has a PATH of its own, and make, which runs simple lines
+# without a shell, has none.
+PATH ?= /usr/local/bin:/usr/bin:/bin
+export PATH
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test check bench
 

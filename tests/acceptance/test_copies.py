@@ -174,19 +174,22 @@ def test_two_attempts_in_one_process_have_two_leases(
     diary.wait_for("flushed first", sent.id)
     again()
     diary.wait_for("flushed first", sent.id, count=2)
-    end_older_then_newer(diary, gate, sent.id)
+    end_older_then_newer(jobs, diary, gate, sent.id)
     wait_until_ignored(worker, sent.id)
     assert {entry["pid"] for entry in diary.entries("began", sent.id)} == {worker.pid}
     assert outcome(sent) == 2
     assert jobs.wait_for(sent.id, "completed").run_lease == 2
 
 
-def end_older_then_newer(diary: Diary, gate: Gate, task_id: str) -> None:
+def end_older_then_newer(jobs: Jobs, diary: Diary, gate: Gate, task_id: str) -> None:
     """Let the older attempt flush and end before the newer; only the newer has the lease."""
-    for attempt, owns in ((1, False), (2, True)):
+    for attempt, owns, written in ((1, False, "attempt 2"), (2, True, "attempt 2 again")):
         Gate(Path(f"{gate.path}.{attempt}")).open()
         flushed = diary.wait_for("flushed again", task_id, count=attempt)
         assert (flushed["attempt"], flushed["flushed"]) == (attempt, owns)
+        job = jobs.get(task_id)
+        assert job is not None
+        assert job.state == "completed" or job.message == written
 
 
 @pytest.mark.parametrize("broker", [REDIS], indirect=True)
@@ -199,7 +202,7 @@ def test_a_copy_that_redis_returns_while_the_first_still_runs_takes_the_lease_ov
     diary.wait_for("flushed first", sent.id)
     start(config=config)
     diary.wait_for("flushed first", sent.id, count=2, timeout=30)
-    end_older_then_newer(diary, gate, sent.id)
+    end_older_then_newer(jobs, diary, gate, sent.id)
     assert outcome(sent) == 2
     job = jobs.wait_for(sent.id, "completed")
     assert (job.attempt, job.run_lease) == (2, 2)

@@ -17,7 +17,7 @@ from celery_awa.runtime.trouble import Trouble
 from celery_awa.settings import Settings
 from tests.fake_store import FakeDatabase, FakeStore
 
-from .runtime_parts import Clock, attempt, described, undescribable
+from tests.runtime_parts import Clock, attempt, described, undescribable
 
 
 @pytest.fixture
@@ -219,7 +219,10 @@ def test_a_claim_marks_itself_before_it_looks_whether_the_attempt_ended(
     one = running.add(attempt())
     seen: list[bool] = []
     monkeypatch.setattr(
-        Attempt, "ended", property(lambda self: seen.append(self.claim_sent) or False), raising=False
+        Attempt,
+        "ended",
+        property(lambda self: seen.append(self.claim_sent) or False),
+        raising=False,
     )
     running.claims.claim(running.store, one, late=True)
     assert seen

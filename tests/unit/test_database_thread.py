@@ -21,7 +21,7 @@ from celery_awa.store.protocol import Store
 from tests.fake_store import FakeDatabase, FakeStore
 from tests.waiting import eventually
 
-from .runtime_parts import SOON, struck_at_every_point
+from tests.runtime_parts import SOON, struck_at_every_point
 
 Make = Callable[..., DatabaseThread]
 
@@ -104,7 +104,7 @@ def test_asking_raises_in_time_while_the_database_hangs_and_works_later(
 ) -> None:
     with database.hanging():
         began = time.monotonic()
-        with pytest.raises(StoreUnavailable, match="within 0.05 s"):
+        with pytest.raises(StoreUnavailable, match=r"within 0\.05 s"):
             thread.ask(knows("hung"), 0.05)
         assert time.monotonic() - began < 1
     assert thread.ask(knows("task"), SOON) is False
@@ -168,7 +168,9 @@ def test_above_the_limit_the_oldest_is_dropped_told_and_counted(
         ]
         assert thread.dropped == 2
         assert settled == [0, 1]
-        assert [isinstance(one.error, StoreUnavailable) for one in posted] == [True] * 2 + [False] * 3
+        assert [isinstance(one.error, StoreUnavailable) for one in posted] == [True] * 2 + [
+            False
+        ] * 3
     eventually(lambda: all(map(is_done, posted)))
     assert sorted(settled) == [0, 1, 2, 3, 4]
     told = [record for record in caplog.records if "dropped" in record.getMessage()]
@@ -450,9 +452,7 @@ def test_a_service_runs_when_it_is_due(thread: DatabaseThread) -> None:
 
 
 @pytest.mark.parametrize("error", [TypeError("a bug"), StoreUnavailable("poison"), RowLocked()])
-def test_a_service_that_fails_holds_up_no_other(
-    thread: DatabaseThread, error: Exception
-) -> None:
+def test_a_service_that_fails_holds_up_no_other(thread: DatabaseThread, error: Exception) -> None:
     def fail(opened: Callable[[], Store]) -> None:
         broken.at = 0.0
         opened()
@@ -685,13 +685,16 @@ def test_a_real_signal_that_strikes_who_waits_leaves_the_thread_usable(
     def strike(*_: object) -> None:
         raise TimeoutError
 
+    def ask_struck_by(timer: threading.Timer) -> None:
+        timer.start()
+        thread.ask(knows("struck"), SOON)
+
     before = signal.signal(signal.SIGUSR1, strike)
     try:
         for _ in range(50):
             timer = threading.Timer(0.002, os.kill, (os.getpid(), signal.SIGUSR1))
             with database.hanging(), pytest.raises(TimeoutError):
-                timer.start()
-                thread.ask(knows("struck"), SOON)
+                ask_struck_by(timer)
             timer.join()
             assert thread.ask(knows("task"), SOON) is False
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_awa.errors import RowLocked, StoreRefused
-from celery_awa.model import Answer, JobState, Lease, Snapshot, Transition
+from celery_awa.model import Answer, JobState, Snapshot, Transition
 from celery_awa.runtime.ending import (
     MAX_ERROR_BYTES,
     Ending,
@@ -18,7 +18,7 @@ from celery_awa.runtime.ending import (
 from celery_awa.runtime.slate_layout import END_BYTES
 from tests.fake_store import FakeDatabase, FakeStore, Row
 
-from .runtime_parts import described
+from tests.runtime_parts import described
 
 FAILED = Transition(JobState.FAILED, Snapshot(3, '{"percent": 40}'), error="ValueError: boom")
 
@@ -160,7 +160,9 @@ def test_any_error_fits_on_the_page(error: str) -> None:
     assert from_page(data).error
 
 
-@pytest.mark.parametrize("data", [b"", b"\0garbage", b"{}", to_page(FAILED).replace(b"fai", b"fia")])
+@pytest.mark.parametrize(
+    "data", [b"", b"\0garbage", b"{}", to_page(FAILED).replace(b"fai", b"fia")]
+)
 def test_what_is_no_end_is_told_apart(data: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  # the text is msgspec's
         from_page(data)

@@ -18,7 +18,7 @@ from celery_awa.runtime.trouble import Trouble
 from celery_awa.settings import Settings
 from tests.fake_store import FakeDatabase, FakeStore
 
-from .runtime_parts import SOON, Clock, attempt
+from tests.runtime_parts import SOON, Clock, attempt
 
 WRITES = ("heartbeat", "heartbeat_with_progress")
 

@@ -23,7 +23,7 @@ from celery_awa.runtime.trouble import Trouble
 from tests.fake_store import FakeDatabase
 from tests.waiting import eventually
 
-from .runtime_parts import (
+from tests.runtime_parts import (
     SOON,
     attempt,
     described,
@@ -110,9 +110,7 @@ def test_a_short_task_that_reports_nothing_asks_for_nothing(
     assert process.attempts() == 0
 
 
-def test_an_attempt_is_claimed_once_it_ran_for_a_while(
-    make: Make, database: FakeDatabase
-) -> None:
+def test_an_attempt_is_claimed_once_it_ran_for_a_while(make: Make, database: FakeDatabase) -> None:
     process = make(claim_after=0.05)
     one = begin(process)
     assert one.claim is None
@@ -340,9 +338,7 @@ def test_a_flush_whose_answer_was_lost_is_confirmed(
     assert one.flush_progress() is True
 
 
-def test_a_flush_of_a_locked_row_waits_for_it(
-    process: TaskProcess, database: FakeDatabase
-) -> None:
+def test_a_flush_of_a_locked_row_waits_for_it(process: TaskProcess, database: FakeDatabase) -> None:
     one = claimed(process)
     one.set_progress(50)
     database.locked.add("task")

@@ -12,7 +12,7 @@ import pytest
 from celery_awa.runtime import trouble as trouble_module
 from celery_awa.runtime.trouble import EVERY, Trouble, logger
 
-from .runtime_parts import SOON, Clock
+from tests.runtime_parts import SOON, Clock
 
 
 @pytest.fixture

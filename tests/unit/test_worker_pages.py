@@ -18,12 +18,13 @@ from celery_awa.runtime import sweep as sweep_module
 from celery_awa.runtime.ending import to_page
 from celery_awa.runtime.page import Page
 from celery_awa.runtime.slate import Slate
+from celery_awa.runtime.sweep import Sweep
 from celery_awa.runtime.trouble import Trouble
 from celery_awa.runtime.worker_pages import WorkerPages
 from tests.fake_store import FakeDatabase
 from tests.waiting import eventually
 
-from .runtime_parts import SOON, Clock, described, new_token, settings
+from tests.runtime_parts import SOON, Clock, described, new_token, settings
 
 FAILED = Transition(JobState.FAILED, error="WorkerLostError: signal 9", envelope=b"whole")
 AVAILABLE = Transition(JobState.AVAILABLE, unsent=True, envelope=b"whole")
@@ -55,9 +56,7 @@ def make(database: FakeDatabase) -> Iterator[Callable[..., WorkerPages]]:
 
     def make_one(slate: Slate | None, **changed: float) -> WorkerPages:
         often = {"write_interval": 0.01, "heartbeat_interval": 0.02}
-        made.append(
-            WorkerPages(slate, settings(**(often | changed)), database.open, Trouble())
-        )
+        made.append(WorkerPages(slate, settings(**(often | changed)), database.open, Trouble()))
         made[-1].start()
         return made[-1]
 
@@ -140,7 +139,9 @@ def describe(token: str | None) -> NewAttempt:
     return described(token or new_token())
 
 
-def own_page(slate: Slate, database: FakeDatabase, task_id: str = "task") -> tuple[Page, ProgressBuffer]:
+def own_page(
+    slate: Slate, database: FakeDatabase, task_id: str = "task"
+) -> tuple[Page, ProgressBuffer]:
     """A claimed attempt in this process."""
     token = new_token()
     page = slate.take_page()
@@ -163,7 +164,11 @@ def test_the_worker_beats_for_all_children_over_one_connection(
     for n in range(3):
         run(f"task {n}", percent=n)
     before = database.opened
-    eventually(lambda: [row.progress for row in database.rows.values()] == [{"percent": n} for n in range(3)])
+    eventually(
+        lambda: (
+            [row.progress for row in database.rows.values()] == [{"percent": n} for n in range(3)]
+        )
+    )
     eventually(lambda: all(row.beats > 2 for row in database.rows.values()))
     assert database.opened <= before + 1
     assert worker.attempts() == 3
@@ -443,34 +448,50 @@ def test_an_end_that_is_refused_or_that_cannot_be_read_keeps_no_other_from_being
     assert "an end cannot be read" in caplog.text
 
 
+def test_a_dead_childs_attempt_is_beaten_for_until_the_verdict(
+    worker: WorkerPages, database: FakeDatabase, slate: Slate, run: Run
+) -> None:
+    run().kill()
+    beats = database.rows["task"].beats
+    eventually(lambda: database.rows["task"].beats > beats + 2)
+    assert carried(slate) == ["task"]
+
+
 @pytest.mark.parametrize("claim", [True, False])
-def test_a_dead_childs_page_waits_for_the_verdict_and_is_freed_without_one(
-    make: Callable[..., WorkerPages],
-    database: FakeDatabase,
-    slate: Slate,
-    run: Run,
-    monkeypatch: pytest.MonkeyPatch,
-    claim: bool,
+def test_without_a_verdict_a_dead_childs_page_is_written_and_freed_in_the_end(
+    database: FakeDatabase, slate: Slate, run: Run, monkeypatch: pytest.MonkeyPatch, claim: bool
 ) -> None:
     clock = Clock(monkeypatch, sweep_module)
-    worker = make(slate, stale_after=30.0)
-    run(claim=claim, percent=41).kill()
-    swept = worker._sweep
-    eventually(lambda: swept._dead_since)
-    if claim:
-        beats = database.rows["task"].beats
-        eventually(lambda: database.rows["task"].beats > beats + 2)  # as if it lived
-    clock.pass_by(59)
-    eventually(lambda: swept._next > clock.now)
-    assert carried(slate) == ["task"]
-    clock.pass_by(2)
-    eventually(lambda: carried(slate) == [])
+    sweep = Sweep(lambda: list(slate.pages()), {}, settings(stale_after=1000.0), Trouble())
+    child = run(claim=claim)
+    store = database.open()
+    clock.pass_by(10_000)  # for how long the child lived does not matter
+    assert sweep.run_once(lambda: store) == 0
+    child.kill()
+    assert sweep.run_once(lambda: store) == 0
+    clock.pass_by(1_999)
+    assert sweep.run_once(lambda: store) == 0
+    clock.pass_by(1)
+    assert sweep.run_once(lambda: store) == 1
+    assert carried(slate) == []
     if claim:
         row = database.rows["task"]
-        assert (row.state, row.progress) == (JobState.RUNNING, {"percent": 41})
-        before = row.beats
-        worker.database.ask(lambda store: None, SOON)
-        assert row.beats <= before + 1
+        assert (row.state, row.progress) == (JobState.RUNNING, {"percent": 40})
+
+
+def test_a_page_that_could_not_be_written_in_the_end_is_kept(
+    database: FakeDatabase, slate: Slate, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch, sweep_module)
+    sweep = Sweep(lambda: list(slate.pages()), {}, settings(stale_after=1000.0), Trouble())
+    run().kill()
+    database.locked.add("task")
+    store = database.open()
+    sweep.run_once(lambda: store)
+    clock.pass_by(2_000)
+    assert sweep.run_once(lambda: store) == 0
+    database.locked.clear()
+    assert sweep.run_once(lambda: store) == 1
 
 
 def test_a_freed_page_is_taken_again(
