@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType, ModuleType
@@ -13,11 +14,20 @@ import pytest
 
 from celery_awa.model import NewAttempt
 from celery_awa.runtime.attempt import Attempt, Desk
+from celery_awa.runtime.database_thread import DatabaseThread
+from celery_awa.runtime.slate import Slate
+from celery_awa.runtime.task_process import TaskProcess
+from celery_awa.runtime.worker_pages import WorkerPages
 from celery_awa.settings import Settings
+from celery_awa.store.protocol import Store
 
 #: Seconds that nothing here may take; what waits longer waits for ever.
 SOON = 5.0
 _tokens = itertools.count(1)
+
+StartProcess = Callable[..., TaskProcess]
+StartWorker = Callable[..., WorkerPages]
+MakeThread = Callable[..., DatabaseThread]
 
 
 class Clock:
@@ -80,6 +90,24 @@ def undescribable(task_id: str = "task", desk: Desk | None = None) -> Attempt:
     return Attempt(new_token(), task_id, describe, desk, limit=65_536)
 
 
+def begin(
+    process: TaskProcess, task_id: str = "task", *, claim: bool = False, **fields: Any
+) -> Attempt:
+    """Begin an attempt, as its message says by ``fields``."""
+    one = attempt(task_id, process, **fields)
+    process.begin(one, claim=claim)
+    return one
+
+
+def claimed(process: TaskProcess, task_id: str = "task", **fields: Any) -> Attempt:
+    """Begin an attempt that has its row."""
+    one = begin(process, task_id, claim=True, **fields)
+    if one.claim is None:  # a courtesy that was too short for a busy machine
+        process.learn(one, SOON)
+    assert one.lease is not None, one.claim
+    return one
+
+
 class Strike(BaseException):
     """Stands for what a signal's handler raises; nobody may catch it for an error of his own."""
 
@@ -118,3 +146,45 @@ def _struck(call: Callable[[], object], point: int) -> bool:
     finally:
         sys.setprofile(None)
     return False
+
+
+class Pass:
+    """A service that is due whenever it is told so, and notes its passes."""
+
+    def __init__(self, work: Callable[[Callable[[], Store]], object] = lambda opened: None) -> None:
+        self.at: float | None = None
+        self.passes = 0
+        self.passed = threading.Event()
+        self._work = work
+
+    def due(self) -> float | None:
+        return self.at
+
+    def run_once(self, open_store: Callable[[], Store]) -> None:
+        self.at = None
+        self.passes += 1
+        try:
+            self._work(open_store)
+        finally:
+            self.passed.set()
+
+
+def knows(task_id: str) -> Callable[[Store], bool]:
+    return lambda store: store.knows(task_id)
+
+
+def failing(error: BaseException) -> Callable[[Store], Any]:
+    def work(store: Store) -> None:
+        store.knows("failing")
+        raise error
+
+    return work
+
+
+def is_done(errand: Any) -> bool:
+    return bool(errand.done)
+
+
+def carried(slate: Slate) -> list[str]:
+    """The tasks whose attempts are on a page."""
+    return sorted(page.task_id for page in slate.pages())

@@ -100,7 +100,7 @@ def test_a_late_copy_that_never_asks_changes_no_row(
     start: Start, client: ModuleType, jobs: Jobs
 ) -> None:
     worker = start(pool="threads")
-    sent, again = send_and_keep(client.retry, 300, look=False)
+    sent, again = send_and_keep(client.retry, 300, False)
     waiting = jobs.wait_for(sent.id, "retryable")
     again()
     wait_until_ignored(worker, sent.id)

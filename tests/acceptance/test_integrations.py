@@ -21,6 +21,8 @@ Start = Callable[..., Worker]
 Load = Callable[..., ModuleType]
 APPS = "tests.acceptance.apps"
 INTEGRATED = f"{APPS}.integrated"
+#: With as many children as the test has at work: one that is still being spawned when its worker
+#: is killed does not notice.
 METHODS = ["fork", *(["spawn"] * CAN_SPAWN)]
 
 
@@ -49,7 +51,9 @@ def test_tasks_of_every_make_report_and_take_their_annotations(
         f"{INTEGRATED}.unbound": {"lost_policy": "requeue"},
     }
     client = load_client(INTEGRATED)
-    start_worker(app=INTEGRATED, **pool, config={"task_annotations": annotated})
+    start_worker(
+        app=INTEGRATED, **pool | {"concurrency": 1}, config={"task_annotations": annotated}
+    )
     makes = {
         client.shared: ("shared", "fail"),
         client.unbound: ("unbound", "requeue"),
@@ -124,7 +128,7 @@ def test_django_tasks_report_and_keep_their_sending_on_commit(
 ) -> None:
     config = {"test_sqlite": str(tmp_path / "sqlite"), "test_default_base": True}
     name = f"{APPS}.in_django"
-    worker = start_worker(app=name, start_method=start_method, config=config, concurrency=3)
+    worker = start_worker(app=name, start_method=start_method, config=config, concurrency=2)
     for count, task in enumerate(("with_base", "with_default"), 1):
         gate = Gate(tmp_path / f"gate of {task}")
         sent = client.app.send_task(f"{name}.send_on_commit", (task, gate.path))

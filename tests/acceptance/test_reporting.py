@@ -71,7 +71,7 @@ def test_what_was_flushed_is_what_another_connection_reads(
 
 
 def test_helpers_coroutines_threads_and_nested_calls_report_to_their_own_attempt(
-    start_worker: Start, client: ModuleType, jobs: Jobs, gate: Gate
+    start_worker: Start, client: ModuleType, jobs: Jobs, gate: Gate, diary: Diary
 ) -> None:
     start_worker(concurrency=5)
     threads = {f"thread {number}": 200 for number in range(4)}
@@ -92,6 +92,7 @@ def test_helpers_coroutines_threads_and_nested_calls_report_to_their_own_attempt
     for sent in expected:
         sent.get(timeout=20)
     assert len(jobs.all()) == len(expected)
+    assert [entry["within"] for entry in diary.entries("inner")] == [False, True]
 
 
 def test_plain_threads_need_the_handle_and_eager_tasks_keep_to_themselves(

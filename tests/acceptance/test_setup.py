@@ -27,6 +27,8 @@ from tests.waiting import eventually
 Start = Callable[..., Worker]
 Load = Callable[..., ModuleType]
 APPS = "tests.acceptance.apps"
+#: With as many children as the test has at work: one that is still being spawned when its worker
+#: is killed does not notice.
 METHODS = ["fork", *(["spawn"] * CAN_SPAWN)]
 NOBODY_ANSWERS = "postgresql://nobody@127.0.0.1:1/nothing?connect_timeout=1"
 
@@ -187,6 +189,7 @@ def test_the_url_of_install_goes_before_setting_and_environment(
     worker = start_worker(
         app=f"{APPS}.installed",
         start_method=start_method,
+        concurrency=1,
         config={"test_install_url": database_url, "awa_database_url": NOBODY_ANSWERS},
         env={"AWA_DATABASE_URL": NOBODY_ANSWERS},
     )
@@ -275,9 +278,9 @@ def test_an_embedded_server_serves_the_worker_and_its_children_and_goes_with_the
     "pool",
     [
         *({"pool": "prefork", "start_method": method} for method in METHODS),
-        {"pool": "threads"},
+        {"pool": "threads", "config": {"test_step": "celery_awa:HeartbeatStep"}},
     ],
-    ids=[*METHODS, "threads"],
+    ids=[*METHODS, "threads, by its path"],
 )
 def test_a_step_added_by_hand_does_all_and_goes_on_until_the_last_task_has_ended(
     start_worker: Start,
@@ -287,7 +290,7 @@ def test_a_step_added_by_hand_does_all_and_goes_on_until_the_last_task_has_ended
     gate: Gate,
     pool: dict[str, Any],
 ) -> None:
-    worker = start_worker(app=f"{APPS}.by_hand", **pool)
+    worker = start_worker(app=f"{APPS}.by_hand", concurrency=1, **pool)
     sent = client.app.send_task(f"{APPS}.by_hand.report_until", (gate.path,))
     diary.wait_for("began", sent.id)
     eventually(lambda: jobs.get(sent.id))
@@ -366,7 +369,9 @@ def test_classes_that_cut_us_off_are_told_and_no_others(
 def test_whatever_is_wrong_with_our_settings_the_worker_runs_its_tasks(
     start_worker: Start, client: ModuleType, config: dict[str, Any], line: str, start_method: str
 ) -> None:
-    worker = start_worker(app=f"{APPS}.namespaced", config=config, start_method=start_method)
+    worker = start_worker(
+        app=f"{APPS}.namespaced", config=config, start_method=start_method, concurrency=1
+    )
     sent = client.app.send_task(f"{APPS}.namespaced.report_too_much", (300,))
     assert sent.get(timeout=20) is None
     assert line in told(worker)

@@ -36,6 +36,15 @@ def test_new_tasks_get_completed_rows(store: CanonicalStore, database: Database)
     assert job["finalized_at"] is not None
 
 
+def test_rows_are_made_in_the_order_of_their_tasks_so_that_two_batches_cannot_deadlock(
+    store: CanonicalStore, database: Database
+) -> None:
+    store.record_completed([completed(task_id) for task_id in "cebad"])
+
+    made = database.execute("SELECT task_id FROM {schema}.jobs_hot ORDER BY id")
+    assert [job["task_id"] for job in made] == list("abcde")
+
+
 def test_a_batch_whose_answer_was_lost_is_repeated_without_effect(
     store: CanonicalStore, database: Database
 ) -> None:

@@ -230,6 +230,17 @@ def test_what_was_reported_is_laid_over_as_the_worker_does_it(
             assert database.row(task_id)["progress"] == buffer.value()
 
 
+def test_an_attempt_that_has_written_before_leaves_exactly_its_last_snapshot(
+    store: CanonicalStore, database: Database
+) -> None:
+    lease = running(store)
+    store.heartbeat_with_progress([Beat(lease, snapshot())])
+
+    store.end(lease, "first", Transition(JobState.FAILED, Snapshot(2, '{"metadata": {"b": 1}}')))
+
+    assert database.row()["progress"] == {"metadata": {"b": 1}}
+
+
 def test_a_fresh_run_that_ends_without_claim_has_only_what_it_reported(
     store: CanonicalStore, database: Database
 ) -> None:
@@ -430,13 +441,14 @@ def test_a_published_message_ends_the_guard(
     assert database.row()["send_after"] is None
 
 
+@pytest.mark.parametrize("state", [JobState.RETRYABLE, JobState.AVAILABLE])
 def test_a_guard_that_a_newer_attempt_set_is_not_ended_by_an_older_message(
-    store: CanonicalStore, database: Database
+    store: CanonicalStore, database: Database, state: JobState
 ) -> None:
     old = running(store)
     store.end(old, "first", Transition(JobState.RETRYABLE, unsent=True))
     _, lease = claimed(store, attempt("second", retries=1))
-    store.end(lease, "second", Transition(JobState.RETRYABLE, unsent=True))
+    store.end(lease, "second", Transition(state, unsent=True))
 
     store.sent(old)
 

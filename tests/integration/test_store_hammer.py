@@ -73,7 +73,7 @@ def test_a_few_tasks_beside_heartbeats_and_batches_of_completed_rows(database: D
 
     def complete(store: CanonicalStore) -> None:
         first = next(numbers) // 10 * 10
-        store.record_completed([attempt("t", f"short {first + n}") for n in reversed(range(10))])
+        store.record_completed([attempt("t", f"short {first + n}") for n in range(10)])
 
     assert hammer.strike(SECONDS, beat, complete, complete) == []
     assert hammer.claims > 20 * SECONDS

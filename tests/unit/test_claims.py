@@ -16,18 +16,12 @@ from celery_awa.runtime.in_flight import InFlight
 from celery_awa.runtime.trouble import Trouble
 from celery_awa.settings import Settings
 from tests.fake_store import FakeDatabase, FakeStore
-
 from tests.runtime_parts import Clock, attempt, described, undescribable
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch, claims_module, attempt_module)
-
-
-@pytest.fixture
-def database() -> FakeDatabase:
-    return FakeDatabase()
 
 
 @pytest.fixture

@@ -17,15 +17,9 @@ from celery_awa.runtime.ending import (
 )
 from celery_awa.runtime.slate_layout import END_BYTES
 from tests.fake_store import FakeDatabase, FakeStore, Row
-
 from tests.runtime_parts import described
 
 FAILED = Transition(JobState.FAILED, Snapshot(3, '{"percent": 40}'), error="ValueError: boom")
-
-
-@pytest.fixture
-def database() -> FakeDatabase:
-    return FakeDatabase()
 
 
 @pytest.fixture

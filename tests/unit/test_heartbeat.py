@@ -17,7 +17,6 @@ from celery_awa.runtime.heartbeat import Heartbeat, HeartbeatCounts
 from celery_awa.runtime.trouble import Trouble
 from celery_awa.settings import Settings
 from tests.fake_store import FakeDatabase, FakeStore
-
 from tests.runtime_parts import SOON, Clock, attempt
 
 WRITES = ("heartbeat", "heartbeat_with_progress")

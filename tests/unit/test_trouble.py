@@ -11,7 +11,6 @@ import pytest
 
 from celery_awa.runtime import trouble as trouble_module
 from celery_awa.runtime.trouble import EVERY, Trouble, logger
-
 from tests.runtime_parts import SOON, Clock
 
 
@@ -121,7 +120,8 @@ def test_a_child_forked_while_another_thread_warns_can_warn() -> None:
     assert taken.wait(SOON)
     child = os.fork()
     if child == 0:
-        signal.alarm(10)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(5)
         logger.disabled = True
         try:
             trouble.warn("database", "away")

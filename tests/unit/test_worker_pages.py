@@ -7,13 +7,11 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
 from celery_awa.model import JobState, Lease, NewAttempt, Transition
 from celery_awa.progress import ProgressBuffer
-from celery_awa.runtime import breaker, errand
 from celery_awa.runtime import sweep as sweep_module
 from celery_awa.runtime.ending import to_page
 from celery_awa.runtime.page import Page
@@ -22,45 +20,25 @@ from celery_awa.runtime.sweep import Sweep
 from celery_awa.runtime.trouble import Trouble
 from celery_awa.runtime.worker_pages import WorkerPages
 from tests.fake_store import FakeDatabase
+from tests.runtime_parts import SOON, Clock, StartWorker, carried, described, new_token, settings
 from tests.waiting import eventually
-
-from tests.runtime_parts import SOON, Clock, described, new_token, settings
 
 FAILED = Transition(JobState.FAILED, error="WorkerLostError: signal 9", envelope=b"whole")
 AVAILABLE = Transition(JobState.AVAILABLE, unsent=True, envelope=b"whole")
 
 
-@pytest.fixture(autouse=True)
-def _trying_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(breaker, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(breaker, "LONGEST_PAUSE", 0.02)
-    monkeypatch.setattr(errand, "LOCKED_PAUSE", 0.01)
-
-
 @pytest.fixture
-def database() -> FakeDatabase:
-    return FakeDatabase()
-
-
-@pytest.fixture
-def slate(tmp_path: Path) -> Iterator[Slate]:
-    slate = Slate.create(str(tmp_path), 8, 66_560)
-    yield slate
-    slate.close(unlink=True)
-
-
-@pytest.fixture
-def make(database: FakeDatabase) -> Iterator[Callable[..., WorkerPages]]:
+def start_worker(database: FakeDatabase, short_pauses: None) -> Iterator[StartWorker]:
     """Makes workers that look at their pages all the time."""
     made: list[WorkerPages] = []
 
-    def make_one(slate: Slate | None, **changed: float) -> WorkerPages:
+    def start(slate: Slate | None, **changed: float) -> WorkerPages:
         often = {"write_interval": 0.01, "heartbeat_interval": 0.02}
         made.append(WorkerPages(slate, settings(**(often | changed)), database.open, Trouble()))
         made[-1].start()
         return made[-1]
 
-    yield make_one
+    yield start
     database.come_back()
     database.locked.clear()
     for one in made:
@@ -68,8 +46,8 @@ def make(database: FakeDatabase) -> Iterator[Callable[..., WorkerPages]]:
 
 
 @pytest.fixture
-def worker(make: Callable[..., WorkerPages], slate: Slate) -> WorkerPages:
-    return make(slate)
+def worker(start_worker: StartWorker, slate: Slate) -> WorkerPages:
+    return start_worker(slate)
 
 
 class Running:
@@ -151,10 +129,6 @@ def own_page(
     return page, ProgressBuffer(sink=page)
 
 
-def carried(slate: Slate) -> list[str]:
-    return sorted(page.task_id for page in slate.pages())
-
-
 # Heartbeats.
 
 
@@ -189,9 +163,9 @@ def test_a_child_reads_on_its_page_what_the_database_said(
 
 
 def test_without_children_nothing_is_sent_but_the_first_look(
-    make: Callable[..., WorkerPages], slate: Slate, database: FakeDatabase
+    start_worker: StartWorker, slate: Slate, database: FakeDatabase
 ) -> None:
-    worker = make(slate)
+    worker = start_worker(slate)
     eventually(lambda: worker.heartbeat._next > 0)
     assert worker.stop(SOON)
     assert database.statements == []
@@ -199,10 +173,10 @@ def test_without_children_nothing_is_sent_but_the_first_look(
 
 
 def test_a_first_look_tells_what_is_wrong(
-    make: Callable[..., WorkerPages], database: FakeDatabase, caplog: pytest.LogCaptureFixture
+    start_worker: StartWorker, database: FakeDatabase, caplog: pytest.LogCaptureFixture
 ) -> None:
     database.go_away("no such host")
-    make(None)
+    start_worker(None)
     eventually(lambda: "no such host" in caplog.text)
 
 
@@ -333,9 +307,9 @@ def test_where_the_process_is_not_known_any_page_of_the_task_is_meant(
 
 @pytest.mark.parametrize("with_slate", [True, False])
 def test_without_a_page_the_task_is_ended_by_its_id_and_counted_once(
-    make: Callable[..., WorkerPages], slate: Slate, database: FakeDatabase, with_slate: bool
+    start_worker: StartWorker, slate: Slate, database: FakeDatabase, with_slate: bool
 ) -> None:
-    worker = make(slate if with_slate else None)
+    worker = start_worker(slate if with_slate else None)
     database.open().claim(described("of the child"))
     worker.end_lost("task", 1, FAILED, describe)
     eventually(lambda: database.rows["task"].state is JobState.FAILED)
@@ -471,7 +445,7 @@ def test_without_a_verdict_a_dead_childs_page_is_written_and_freed_in_the_end(
     assert sweep.run_once(lambda: store) == 0
     clock.pass_by(1_999)
     assert sweep.run_once(lambda: store) == 0
-    clock.pass_by(1)
+    clock.pass_by(2)
     assert sweep.run_once(lambda: store) == 1
     assert carried(slate) == []
     if claim:
@@ -488,7 +462,7 @@ def test_a_page_that_could_not_be_written_in_the_end_is_kept(
     database.locked.add("task")
     store = database.open()
     sweep.run_once(lambda: store)
-    clock.pass_by(2_000)
+    clock.pass_by(2_001)
     assert sweep.run_once(lambda: store) == 0
     database.locked.clear()
     assert sweep.run_once(lambda: store) == 1
@@ -508,9 +482,9 @@ def test_a_freed_page_is_taken_again(
 
 
 def test_the_stop_writes_what_is_on_the_pages_and_removes_the_slate(
-    make: Callable[..., WorkerPages], database: FakeDatabase, slate: Slate, run: Run
+    start_worker: StartWorker, database: FakeDatabase, slate: Slate, run: Run
 ) -> None:
-    worker = make(slate, write_interval=500.0, heartbeat_interval=500.0)
+    worker = start_worker(slate, write_interval=500.0, heartbeat_interval=500.0)
     worker.database.ask(lambda store: None, SOON)
     run("beaten", percent=99).kill()
     run("ended", own_end=to_page(FAILED)).kill()

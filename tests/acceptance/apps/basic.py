@@ -274,6 +274,7 @@ def call_other_task(self: Any, gate: str | None = None) -> float | None:
     begin(self, look=False)
     self.set_progress(20, "outer")
     answer = inner(70, "inner")
+    inner.run(80, "inner")
     note(self, "reported")
     hold(gate)
     return answer
@@ -281,8 +282,9 @@ def call_other_task(self: Any, gate: str | None = None) -> float | None:
 
 @app.task(base=AwaTask)
 def inner(percent: float, message: str) -> float:
-    """The task that another calls directly."""
+    """The task that another calls directly; its body alone is helper code of the other."""
     inner.set_progress(percent, message)
+    note(inner, "inner", within=current_attempt() is not None)
     return percent
 
 

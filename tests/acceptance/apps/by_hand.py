@@ -11,7 +11,7 @@ from tests.acceptance.apps.configured import Unlucky, configured_app
 from tests.acceptance.diary import note
 
 app = configured_app("by_hand")
-app.steps["worker"].add(HeartbeatStep)
+app.steps["worker"].add(app.conf.get("test_step", HeartbeatStep))
 
 
 @app.task(base=AwaTask, bind=True)
