@@ -93,8 +93,10 @@ class NewAttempt:
     parent_id: str | None = None
     group_id: str | None = None
     group_index: int | None = None
-    #: True once the attempt has run for a while without a claim.
-    late: bool = False
+    #: When the attempt began, in this process's ``time.monotonic()``; None: it begins now.
+    began_at: float | None = None
+    #: True for a message that ends without having been executed (revoked, expired).
+    unstarted: bool = False
 
 
 class Verdict(str, Enum):
@@ -154,11 +156,16 @@ class Transition:
 
 
 class Answer(str, Enum):
-    """What a transition was told. REPEATED: done before, by this very attempt."""
+    """What a transition was told.
+
+    REPEATED: done before, by this very attempt. GONE: another has the job, or it has ended.
+    MISSING: there is no such row.
+    """
 
     DONE = "done"
     REPEATED = "repeated"
     GONE = "gone"
+    MISSING = "missing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,14 +219,21 @@ class Job:
     @property
     def percent(self) -> int | None:
         """How far the work is, 0 to 100; None where unknown."""
-        return (self.progress or {}).get("percent")
+        percent: int | None = self._part("percent")
+        return percent
 
     @property
     def message(self) -> str | None:
         """What the task says it does."""
-        return (self.progress or {}).get("message")
+        message: str | None = self._part("message")
+        return message
 
     @property
     def metadata(self) -> dict[str, Any]:
         """The checkpoint that the next attempt would find."""
-        return (self.progress or {}).get("metadata") or {}
+        metadata = self._part("metadata")
+        return metadata if isinstance(metadata, dict) else {}
+
+    def _part(self, name: str) -> Any:
+        # What an operator put there by hand may be no object.
+        return self.progress.get(name) if isinstance(self.progress, dict) else None

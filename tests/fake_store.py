@@ -6,6 +6,7 @@ It knows of runs only what attempts need here: a row is taken over by every clai
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -43,6 +44,8 @@ class Row:
     retries: int
     attempt: int
     run_lease: int = 1
+    #: When the attempt that has it began; long ago unless it was said.
+    began_at: float = -math.inf
     state: JobState = JobState.RUNNING
     progress: Any = None
     generation: int = 0
@@ -188,7 +191,11 @@ class FakeStore:
         return self._do("knows", lambda: task_id in self._database.rows)
 
     def owns(self, lease: Lease) -> bool:
-        return self._do("owns", lambda: self._database.by_lease(lease) is not None)
+        def work() -> bool:
+            missing = all(row.id != lease.job_id for row in self._database.rows.values())
+            return missing or self._database.by_lease(lease) is not None
+
+        return self._do("owns", work)
 
     def heartbeat(
         self, leases: Sequence[Lease], *, skip_locked: bool = False
@@ -257,18 +264,20 @@ class FakeStore:
                 run_token=attempt.run_token,
                 retries=attempt.retries,
                 attempt=attempt.retries + 1,
+                began_at=_began(attempt),
             )
         elif row.token == attempt.token:
             if row.state is not JobState.RUNNING:
                 return Claim(Verdict.ENDED)
+        elif row.began_at > (math.inf if attempt.began_at is None else attempt.began_at):
+            return Claim(Verdict.HELD)
         elif row.state.finished:
             return Claim(Verdict.FINISHED)
-        elif row.state is JobState.RUNNING and attempt.late and attempt.retries <= row.retries:
-            return Claim(Verdict.HELD)
         else:
             row.run_lease += 1
             row.attempt = max(row.attempt, attempt.retries) + 1
             row.token, row.retries = attempt.token, attempt.retries
+            row.began_at = _began(attempt)
             row.state, row.generation, row.unsent = JobState.RUNNING, 0, False
         return Claim(Verdict.YOURS, row.lease, row.attempt, row.progress, row.run_token)
 
@@ -289,7 +298,7 @@ class FakeStore:
     def _end(self, lease: Lease, token: str, transition: Transition) -> Answer:
         row = self._database.by_id(lease.job_id)
         if row is None:
-            return Answer.REPEATED if transition.to is None else Answer.GONE
+            return Answer.REPEATED if transition.to is None else Answer.MISSING
         self._check(row.task_id, transition.snapshot, transition.error)
         if row.lease != lease or row.state is not JobState.RUNNING:
             mine = row.lease == lease and row.token == token and row.state is transition.to
@@ -334,3 +343,7 @@ class FakeStore:
             or (error is not None and task_id in database.refused_errors)
         ):
             raise StoreRefused(f"refused: {task_id}")
+
+
+def _began(attempt: NewAttempt) -> float:
+    return -math.inf if attempt.began_at is None else attempt.began_at

@@ -75,8 +75,8 @@ def described(token: str, task_id: str = "task", **fields: Any) -> NewAttempt:
 def attempt(task_id: str = "task", desk: Desk | None = None, **fields: Any) -> Attempt:
     """A new attempt of a task; ``fields`` are what its message says."""
 
-    def describe(token: str, late: bool) -> NewAttempt:
-        return described(token, task_id, late=late, **fields)
+    def describe(token: str) -> NewAttempt:
+        return described(token, task_id, **fields)
 
     return Attempt(new_token(), task_id, describe, desk, limit=65_536)
 
@@ -84,7 +84,7 @@ def attempt(task_id: str = "task", desk: Desk | None = None, **fields: Any) -> A
 def undescribable(task_id: str = "task", desk: Desk | None = None) -> Attempt:
     """An attempt whose task has an argument that cannot be shown."""
 
-    def describe(token: str, late: bool) -> NewAttempt:
+    def describe(token: str) -> NewAttempt:
         raise RuntimeError("a repr of the user's")
 
     return Attempt(new_token(), task_id, describe, desk, limit=65_536)

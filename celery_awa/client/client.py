@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..errors import SettingsError, StoreUnavailable
+from ..errors import SettingsError, StoreRefused, StoreUnavailable
 from ..model import Job, JobState
 from ..store import canonical, embedded
 from ..store.connection import check_url
@@ -27,6 +27,7 @@ class Client:
         self._url, configured = _named_by(source)
         self._schema = schema or configured
         self._store: Store | None = None
+        self._pid = os.getpid()
 
     def get_job(self, task_id: str) -> Job | None:
         """The job of a task: state and progress from one read; None where it has no row.
@@ -35,7 +36,10 @@ class Client:
         """
         if not isinstance(task_id, str):
             raise TypeError(f"task_id must be a text, not {type(task_id).__name__}")
-        return self._read(lambda store: store.get_job(task_id))
+        try:
+            return self._read(lambda store: store.get_job(task_id))
+        except StoreRefused:
+            return None  # Postgres takes no such text, so no job has it
 
     def list_jobs(
         self,
@@ -57,12 +61,19 @@ class Client:
             raise TypeError(f"before_id must be the id of a job, not {type(before_id).__name__}")
         if kind is not None and not isinstance(kind, str):
             raise TypeError(f"kind must be the name of a task, not {type(kind).__name__}")
-        return self._read(
-            lambda store: store.list_jobs(state=wanted, kind=kind, limit=limit, before_id=before_id)
-        )
+        try:
+            return self._read(
+                lambda store: store.list_jobs(
+                    state=wanted, kind=kind, limit=limit, before_id=before_id
+                )
+            )
+        except StoreRefused as exc:
+            raise ValueError(f"kind or before_id is nothing that a job can have: {exc}") from exc
 
     def close(self) -> None:
         """Close the connection; the next read opens a new one."""
+        if self._pid != os.getpid():
+            self._leave_inherited()
         store, self._store = self._store, None
         if store is not None:
             store.close()
@@ -74,6 +85,8 @@ class Client:
         self.close()
 
     def _read(self, read: Callable[[Store], T]) -> T:
+        if self._pid != os.getpid():
+            self._leave_inherited()
         had_one = self._store is not None
         try:
             return read(self._opened())
@@ -82,6 +95,13 @@ class Client:
             if not had_one:
                 raise
         return read(self._opened())  # the connection had died while it was not used
+
+    def _leave_inherited(self) -> None:
+        """In a forked process: the connection is the parent's, which goes on using it."""
+        store, self._store = self._store, None
+        self._pid = os.getpid()
+        if store is not None:
+            store.abandon()
 
     def _opened(self) -> Store:
         if self._store is None:

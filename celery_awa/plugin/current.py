@@ -74,8 +74,12 @@ def bugs_told(what: str) -> Iterator[None]:
 
 
 def is_ours(task: Any) -> bool:
-    """Whether this is a task of one of our classes; a proxy is what it stands for."""
-    return getattr(task, "awa_task", False) is True
+    """Whether this is a task of one of our classes; a proxy is what it stands for.
+
+    Celery's own tasks are not, though ``default_base`` puts our class under them too:
+    ``celery.chord_unlock`` retries itself once a second, which is no news to anybody.
+    """
+    return getattr(task, "awa_task", False) is True and not task.name.startswith("celery.")
 
 
 def attempt_of(request: Any) -> Attempt | None:

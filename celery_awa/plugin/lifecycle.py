@@ -22,7 +22,7 @@ from ..runtime.ending import error_text
 from ..runtime.task_process import TaskProcess
 from ..settings import Settings
 from . import envelope, message
-from .current import ON_REQUEST, attempt_of, bugs_told, here, trouble
+from .current import ON_REQUEST, attempt_of, bugs_told, here, is_ours, trouble
 
 #: Where a request carries what publishes its continuation, for one signature.
 CONTINUING = "awa_continuing"
@@ -43,7 +43,7 @@ def begin(task: Any) -> Attempt | None:
     request = task.request_stack.top
     if request is None or request.called_directly or request.id is None:
         return None
-    if attempt_of(request) is not None:
+    if attempt_of(request) is not None or not is_ours(task):
         return None
     attempt = _new_attempt(task, request)
     setattr(request, ON_REQUEST, attempt)
@@ -58,8 +58,8 @@ def _new_attempt(task: Any, request: Any) -> Attempt:
     from_lease = message.take_from_lease(request)
     request.awa_from_lease = from_lease
 
-    def describe(token: str, late: bool) -> Any:
-        return message.describe(task, request, token, from_lease=from_lease, late=late)
+    def describe(token: str) -> Any:
+        return message.describe(task, request, token, from_lease=from_lease)
 
     process = None if request.is_eager else here.process
     settings = process.settings if process is not None else _DEFAULTS
@@ -75,6 +75,9 @@ def _new_attempt(task: Any, request: Any) -> Attempt:
 
 
 def _enter(process: TaskProcess, task: Any, request: Any, attempt: Attempt) -> None:
+    look = False
+    with bugs_told("it cannot be told whether the transport flags redeliveries"):
+        look = bool(task.acks_late) and not _flags_redelivery(task.app)
     with bugs_told("an attempt could not begin"):
         redelivered = (request.delivery_info or {}).get("redelivered")
         process.begin(
@@ -85,7 +88,7 @@ def _enter(process: TaskProcess, task: Any, request: Any, attempt: Attempt) -> N
                 or request.awa_from_lease is not None
                 or process.settings.claim_after == 0
             ),
-            look=bool(task.acks_late) and not _flags_redelivery(task.app),
+            look=look,
         )
     claim = attempt.claim
     if claim is not None and claim.verdict is not Verdict.YOURS:
@@ -112,6 +115,13 @@ def refuse_if_lost(attempt: Attempt, cause: BaseException | None = None) -> None
         return
     attempt.answer(acknowledged=0, confirmed_at=0.0, lost=True)
     raise Ignore(f"celery-awa: task {attempt.task_id} has a newer attempt, or ended") from cause
+
+
+def superseded(attempt: Attempt, ended: Ended | None) -> bool:
+    """Whether a newer attempt or an end has the job, so that this one must publish nothing."""
+    if attempt.lost and here.process is not None:
+        return not here.process.owns(attempt)  # a row that was deleted reads as lost too
+    return ended is not None and ended.answer is Answer.GONE
 
 
 def note_raised(request: Any, exc: BaseException) -> None:
@@ -170,7 +180,7 @@ class Retrying:
 
     def _publish(self, signature: Any, apply_async: Callable[..., Any], *a: Any, **k: Any) -> Any:
         ended = self._write(signature)
-        if self._attempt.lost or (ended is not None and ended.answer is Answer.GONE):
+        if superseded(self._attempt, ended):
             raise LeaseLost
         self.kept = ended is not None
         name_run(self._task.request, signature, self._attempt, ended)
@@ -246,7 +256,7 @@ def before_replace(task: Any, attempt: Attempt) -> None:
     ended = None
     with bugs_told("the row of a replaced task was not removed"):
         ended = end(task, task.request, Transition(None))
-    if attempt.lost or (ended is not None and ended.answer is Answer.GONE):
+    if superseded(attempt, ended):
         raise Ignore("celery-awa: a newer attempt has this task")
 
 

@@ -53,9 +53,7 @@ def take_from_lease(request: Any) -> int | None:
     return lease if isinstance(lease, int) else None
 
 
-def describe(
-    task: Any, request: Any, token: str, *, from_lease: int | None, late: bool
-) -> NewAttempt:
+def describe(task: Any, request: Any, token: str, *, from_lease: int | None) -> NewAttempt:
     """All that a claim needs to know of the attempt that this request begins."""
     delivery = request.delivery_info or {}
     run = headers_of(request).get(RUN) or getattr(request, RUN, None)
@@ -79,7 +77,6 @@ def describe(
         parent_id=_text(request.parent_id),
         group_id=_text(request.group),
         group_index=request.group_index,
-        late=late,
     )
 
 

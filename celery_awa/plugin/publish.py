@@ -19,6 +19,8 @@ def name_run(sender: Any = None, headers: dict[str, Any] | None = None, **_: Any
     try:
         if headers is None or "id" not in headers or message.RUN in headers:
             return
+        if headers.get("retries") or message.FROM in headers:
+            return  # it continues a run that has no name
         if _may_be_ours(sender):
             headers[message.RUN] = message.new_token()
     except Exception as exc:

@@ -66,7 +66,7 @@ def on_retry(task: Any, /, request: Any = None, reason: Any = None, **_: Any) ->
 @quiet
 def on_revoked(task: Any, /, request: Any = None, terminated: bool = False, **_: Any) -> None:
     """In the worker: before the start, at expiry, or while a child is being terminated."""
-    verdict.revoked(task, request)
+    verdict.revoked(task, request, terminated=terminated)
 
 
 @quiet

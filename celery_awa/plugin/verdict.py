@@ -7,6 +7,7 @@ thread or the pool's result thread; writing is queued, so nothing here waits.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -31,17 +32,19 @@ class LostRequest:
     """Mixin over a task's Celery request class: hears the verdict while Celery gives it."""
 
     _awa_decided = False
+    _awa_error: str | None = None
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         error = getattr(exc_info.exception, "exc", exc_info.exception)
         lost = isinstance(error, _LOST)
+        self._awa_error = error_text(error) if lost else None
         try:
             with _watching(self, lost):
                 return super().on_failure(exc_info, *args, **kwargs)  # type: ignore[misc]  # Celery's Request follows in the MRO
         except Exception:
             # It meant to store a failure. Celery before 5.7 cannot, for a SystemExit.
             if lost:
-                self.awa_decide(JobState.FAILED, error_text(error))
+                self.awa_decide(JobState.FAILED, self._awa_error)
             raise
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
@@ -83,7 +86,8 @@ class LostRequest:
         result = apply_async(*args, **kwargs)
         # After it: if it fails, Celery goes on to another verdict. The next attempt may claim
         # before this is written, and then it is the row's.
-        self.awa_decide(JobState.RETRYABLE, run_in=lifecycle.seconds_until(signature.options))
+        run_in = lifecycle.seconds_until(signature.options)
+        self.awa_decide(JobState.RETRYABLE, self._awa_error, run_in=run_in)
         return result
 
     def awa_decide(
@@ -101,7 +105,7 @@ class LostRequest:
         request: Any = self
         transition = Transition(to, error=error, run_in=run_in, unsent=unsent)
         with bugs_told("a verdict of Celery's was not written"):
-            _queue(request.task, request._context, request.worker_pid, transition, late=False)
+            _queue(request.task, request._context, request.worker_pid, transition)
 
 
 @contextmanager
@@ -121,20 +125,24 @@ def failed(exception: BaseException) -> None:
         request.awa_decide(JobState.FAILED, error_text(exception))
 
 
-def revoked(task: Any, context: Any) -> None:
-    """Celery revoked a message: before its start, at expiry, or a running one by terminating."""
+def revoked(task: Any, context: Any, *, terminated: bool) -> None:
+    """Celery revoked a message: before its start, at expiry, or a running one by terminating.
+
+    Only termination is about a running attempt. Another copy of the message may run meanwhile,
+    here or elsewhere, and goes on.
+    """
+    service = here.pages or here.process
     transition = Transition(JobState.CANCELLED)
-    if here.pages is not None:
-        _queue(task, context, None, transition, late=True)
-    elif here.process is not None:
-        described = _describe(task, context, True, None)
-        unstarted = replace(_whole(task, context, transition), uncounted=True)
-        here.process.end_unstarted(described, unstarted)
+    if here.pages is not None and terminated:
+        _queue(task, context, None, transition)
+    elif service is not None:
+        described = replace(_describe(task, context, None), unstarted=True)
+        service.end_unstarted(described, _whole(task, context, transition))
 
 
-def _queue(task: Any, context: Any, pid: int | None, transition: Transition, *, late: bool) -> None:
+def _queue(task: Any, context: Any, pid: int | None, transition: Transition) -> None:
     if here.pages is not None:
-        describe = functools.partial(_describe, task, context, late)
+        describe = functools.partial(_describe, task, context)
         here.pages.end_lost(context.id, pid, _whole(task, context, transition), describe)
 
 
@@ -144,11 +152,11 @@ def _whole(task: Any, context: Any, transition: Transition) -> Transition:
     return replace(transition, envelope=envelope.build(task, context))
 
 
-def _describe(task: Any, context: Any, late: bool, token: str | None) -> NewAttempt:
+def _describe(task: Any, context: Any, token: str | None) -> NewAttempt:
+    """An attempt as of the verdict: what begins after it is newer."""
     from_lease = message.headers_of(context).get(message.FROM)
-    return message.describe(
-        task, context, token or message.new_token(), from_lease=from_lease, late=late
-    )
+    described = message.describe(task, context, token or message.new_token(), from_lease=from_lease)
+    return replace(described, began_at=time.monotonic())
 
 
 def hear_verdicts(task: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -44,7 +45,7 @@ class Attempt:
         self,
         token: str,
         task_id: str,
-        describe: Callable[[str, bool], NewAttempt],
+        describe: Callable[[str], NewAttempt],
         desk: Desk | None,
         *,
         owner: object = None,
@@ -156,7 +157,8 @@ class Attempt:
 
     def describe(self, *, late: bool) -> NewAttempt:
         """What the message says of this attempt. Raises whatever foreign code raises in it."""
-        return self._describe(self.token, late)
+        described = self._describe(self.token)
+        return replace(described, began_at=self.started_at) if late else described
 
     def claimed(self, claim: Claim, sent_at: float) -> bool:
         """The answer to the claim (database thread). False if not all that was reported fits."""

@@ -20,7 +20,8 @@ MAX_ERROR_BYTES = 4_096
 class Ending:
     """Who ends, and how. Repeatable: the token tells an attempt's own end from another's.
 
-    Without a lease it claims and ends in one transaction, as the attempt is described.
+    Without a lease, or where its row is missing, it claims and ends in one transaction, as the
+    attempt is described.
     """
 
     token: str
@@ -42,7 +43,9 @@ class Ending:
 
     def _write(self, store: Store, transition: Transition) -> Ended:
         if self.lease is not None:
-            return store.end(self.lease, self.token, transition)
+            ended = store.end(self.lease, self.token, transition)
+            if ended.answer is not Answer.MISSING:
+                return ended
         if self.described is not None:
             return store.end_unclaimed(self.described, transition)
         return Ended(Answer.GONE)  # no row, and nothing known to make one of

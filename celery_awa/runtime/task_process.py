@@ -108,7 +108,8 @@ class TaskProcess:
     def end_unstarted(self, described: NewAttempt, transition: Transition) -> None:
         """End the run of a message that is not executed (revoked, expired). Does not wait."""
         described = replace(described, envelope=None)  # the transition has the one that is kept
-        self.database.post(Ending(described.token, None, described, transition).write)
+        ending = Ending(described.token, None, described, replace(transition, uncounted=True))
+        self.database.post(ending.write)
 
     def owns(self, attempt: Attempt) -> bool:
         """Whether the attempt still has its lease, as far as can be told within a second."""
@@ -191,7 +192,8 @@ class TaskProcess:
                 return None
         else:
             transition = with_last_snapshot(transition, attempt.snapshot())
-        described = self._described(attempt) if attempt.lease is None else None
+        claimed = attempt.lease is not None and transition.to is JobState.COMPLETED
+        described = None if claimed else self._described(attempt)
 
         def write(store: Store) -> Ended:
             # The lease as it is by then: a claim may have been under way.

@@ -79,6 +79,10 @@ class WorkerPages:
         except Exception as exc:  # of a foreign repr, a serializer
             self._trouble.warn("bug", "celery-awa: a verdict is not recorded", exc_info=exc)
 
+    def end_unstarted(self, described: NewAttempt, transition: Transition) -> None:
+        """End the run of a message that is not executed (revoked, expired). Does not wait."""
+        self._end_unseen(transition, described)
+
     def lease_of(self, task_id: str, pid: int | None) -> int | None:
         """The lease that the attempt of a lost child held, if it had claimed."""
         page = self._page_of(task_id, pid)
@@ -107,10 +111,9 @@ class WorkerPages:
         self._sweep.run_once(lambda: store)
 
     def _page_of(self, task_id: str, pid: int | None) -> PageView | None:
-        """The page of the process that ran the task; any page of the task if it is not known."""
+        """The page on which that process runs the task; without a process, any of the task's."""
         pages = [page for page in self.pages() if page.task_id == task_id]
-        exact = [page for page in pages if page.pid == pid]
-        return next(iter(exact or pages), None)
+        return next((page for page in pages if pid in (None, page.pid)), None)
 
     def _beating(self) -> Iterator[PageView]:
         return (page for page in self.pages() if page.token not in self._verdicts)

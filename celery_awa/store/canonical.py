@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
@@ -34,7 +35,8 @@ from .sql_files import query
 MAX_STATEMENT_BYTES = 8 * 1024 * 1024
 
 Row = dict[str, Any]
-_MESSAGE_FIELDS = tuple(f.name for f in fields(NewAttempt) if f.name != "envelope")
+_NOT_SENT = {"envelope", "began_at"}
+_MESSAGE_FIELDS = tuple(f.name for f in fields(NewAttempt) if f.name not in _NOT_SENT)
 
 
 def open_store(url: str, schema: str) -> CanonicalStore:
@@ -75,7 +77,7 @@ class CanonicalStore:
         return bool(self._row("knows", task_id=task_id)["known"])
 
     def owns(self, lease: Lease) -> bool:
-        return lease in self.held([lease])
+        return bool(self._row("owns", id=lease.job_id, run_lease=lease.run_lease)["owned"])
 
     def heartbeat(
         self, leases: Sequence[Lease], *, skip_locked: bool = False
@@ -203,7 +205,10 @@ class CanonicalStore:
 
 @translated()
 def _message(attempt: NewAttempt) -> str:
-    return msgspec.json.encode({name: getattr(attempt, name) for name in _MESSAGE_FIELDS}).decode()
+    began_at = attempt.began_at
+    message: dict[str, Any] = {name: getattr(attempt, name) for name in _MESSAGE_FIELDS}
+    message["began_ago"] = None if began_at is None else time.monotonic() - began_at
+    return msgspec.json.encode(message).decode()
 
 
 @translated()

@@ -26,7 +26,7 @@ class Store(Protocol):
         ...
 
     def owns(self, lease: Lease) -> bool:
-        """Whether the lease still holds its running job."""
+        """False if a newer attempt or an end has taken the job. A row that is missing has not."""
         ...
 
     def heartbeat(

@@ -94,7 +94,10 @@ CREATE TYPE {schema}.new_attempt AS (
     parent_id text,
     group_id text,
     group_index integer,
-    late boolean
+    -- Seconds since the attempt began; null: it begins with its claim.
+    began_ago double precision,
+    -- True for a message that ends without having been executed.
+    unstarted boolean
 );
 
 -- An end of an attempt (celery_awa.model.Transition, without the envelope).
@@ -114,17 +117,26 @@ CREATE TYPE {schema}.transition AS (
 --   fresh     the message begins a new run
 --   continue  the message continues this run
 --   finished  a late copy of a run that is over, or a used copy while a newer message is awaited
---   held      the claim comes late, and an attempt that it does not follow has the job
+--   held      an attempt that began later has the job, or, for a message that is not executed,
+--             any attempt or a run that waits
 -- Messages of one run are ordered by (retries, from_lease). A row keeps the retries of the
 -- attempt that claimed it last, so the message of a retry is newer than its row even if the
 -- lease was not known when it was published.
+-- A claim or an end that comes late, after a time without the database, say, never takes a job
+-- from an attempt that began after it, whatever the run: that one is the newer.
 CREATE FUNCTION {schema}.claim_decision(
     p_state text, p_run_token text, p_run_lease bigint, p_retries integer, p_token text,
-    p_attempt {schema}.new_attempt
-) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    p_attempted_at timestamptz, p_attempt {schema}.new_attempt
+) RETURNS text LANGUAGE sql STABLE AS $$
     SELECT CASE
         WHEN p_token = p_attempt.token AND p_state = 'running' THEN 'repeat'
         WHEN p_token = p_attempt.token THEN 'ended'
+        WHEN p_attempted_at > now() - make_interval(secs => p_attempt.began_ago) THEN 'held'
+        WHEN p_attempt.unstarted AND (
+                p_state = 'running'
+                OR p_attempt.run_named AND p_attempt.run_token <> p_run_token
+                    AND p_state NOT IN ('completed', 'failed', 'cancelled')
+            ) THEN 'held'
         WHEN p_attempt.run_named AND p_attempt.run_token <> p_run_token THEN 'fresh'
         WHEN p_state IN ('completed', 'failed', 'cancelled') THEN
             CASE WHEN p_attempt.run_named
@@ -138,9 +150,6 @@ CREATE FUNCTION {schema}.claim_decision(
                 OR p_attempt.retries = p_retries
                     AND coalesce(p_attempt.from_lease, 0) < p_run_lease
             ) THEN 'finished'
-        WHEN p_state = 'running' AND p_attempt.late AND NOT p_attempt.redelivered
-            AND p_attempt.retries <= p_retries
-            AND p_attempt.from_lease IS DISTINCT FROM p_run_lease THEN 'held'
         ELSE 'continue'
     END
 $$;
@@ -155,6 +164,7 @@ DECLARE
     a {schema}.new_attempt := jsonb_populate_record(NULL::{schema}.new_attempt, p_attempt);
     job {schema}.jobs_hot;
     waiting {schema}.scheduled_jobs;
+    began_at timestamptz := now() - make_interval(secs => coalesce(a.began_ago, 0));
     decision text;
 BEGIN
     LOOP
@@ -165,7 +175,7 @@ BEGIN
             root_id, parent_id, group_id, group_index
         ) VALUES (
             a.task_id, a.kind, a.queue, 'running', a.retries + 1, a.max_attempts, a.args_repr,
-            a.kwargs_repr, p_envelope, a.run_token, a.retries, a.token, a.worker, now(), now(),
+            a.kwargs_repr, p_envelope, a.run_token, a.retries, a.token, a.worker, now(), began_at,
             a.root_id, a.parent_id, a.group_id, a.group_index
         ) ON CONFLICT ON CONSTRAINT jobs_hot_task_id_key DO NOTHING
         RETURNING j.* INTO job;
@@ -187,7 +197,7 @@ BEGIN
     IF waiting.id IS NOT NULL THEN
         decision := {schema}.claim_decision(
             waiting.state, waiting.run_token, waiting.run_lease, waiting.retries,
-            waiting.attempt_token, a
+            waiting.attempt_token, waiting.attempted_at, a
         );
         -- The row that was our mutex makes room; its index entry goes on holding others off
         -- until this transaction ends.
@@ -200,7 +210,8 @@ BEGIN
         END IF;
     ELSE
         decision := {schema}.claim_decision(
-            job.state, job.run_token, job.run_lease, job.retries, job.attempt_token, a
+            job.state, job.run_token, job.run_lease, job.retries, job.attempt_token,
+            job.attempted_at, a
         );
     END IF;
 
@@ -228,7 +239,7 @@ BEGIN
             run_at = NULL,
             send_after = NULL,
             created_at = CASE decision WHEN 'fresh' THEN now() ELSE j.created_at END,
-            attempted_at = now(),
+            attempted_at = began_at,
             finalized_at = NULL,
             errors = CASE decision WHEN 'fresh' THEN '{}' ELSE j.errors END,
             rescues = CASE decision WHEN 'fresh' THEN 0 ELSE j.rescues END,
@@ -268,7 +279,8 @@ RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- The guarded transition that ends an attempt: done, repeated (done before by this attempt) or
--- gone. A transition without a state deletes the row.
+-- gone; missing where there is no such
+-- row any more. A transition without a state deletes the row.
 CREATE FUNCTION {schema}.end_attempt(
     p_id bigint, p_run_lease bigint, p_token text, p_transition jsonb, p_envelope bytea
 ) RETURNS text LANGUAGE plpgsql SET lock_timeout = '500ms' AS $$
@@ -338,7 +350,10 @@ CREATE FUNCTION {schema}.ended_before(
 ) RETURNS text LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN p_state IS NULL AND count(*) = 0
         OR bool_or(j.run_lease = p_run_lease AND j.attempt_token = p_token AND j.state = p_state)
-        THEN 'repeated' ELSE 'gone' END
+        THEN 'repeated'
+        -- Nobody has it: it was deleted, or a failover forgot it.
+        WHEN count(*) = 0 THEN 'missing'
+        ELSE 'gone' END
     FROM (
         SELECT run_lease, attempt_token, state FROM {schema}.jobs_hot WHERE id = p_id
         UNION ALL
@@ -381,7 +396,8 @@ BEGIN
             root_id, parent_id, group_id, group_index
         )
         SELECT a.task_id, a.kind, a.queue, 'completed', a.retries + 1, a.max_attempts,
-            a.args_repr, a.kwargs_repr, a.run_token, a.retries, a.token, a.worker, now(), now(),
+            a.args_repr, a.kwargs_repr, a.run_token, a.retries, a.token, a.worker,
+            now() - make_interval(secs => coalesce(a.began_ago, 0)), now(),
             a.root_id, a.parent_id, a.group_id, a.group_index
         FROM jsonb_populate_recordset(NULL::{schema}.new_attempt, p_attempts) a
         ORDER BY a.task_id

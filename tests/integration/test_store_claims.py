@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 
 from celery_awa.errors import StoreRefused
 from celery_awa.model import (
+    Answer,
     Beat,
     Claim,
+    Ended,
     JobState,
     NewAttempt,
     Snapshot,
@@ -42,7 +45,6 @@ class Decided:
     waiting: str
     available: str
     running: str
-    running_late: str
     finished: str
 
     def of(self, state: JobState) -> str:
@@ -51,10 +53,9 @@ class Decided:
         return self.finished if state in FINISHED else getattr(self, state.value)
 
 
-FRESH = Decided("fresh", "fresh", "fresh", "fresh", "fresh")
-NEWER = Decided("continue", "continue", "continue", "continue", "finished")
-OLDER = Decided("finished", "continue", "continue", "held", "finished")
-RETURNED = replace(OLDER, running_late="continue")
+FRESH = Decided("fresh", "fresh", "fresh", "fresh")
+NEWER = Decided("continue", "continue", "continue", "finished")
+OLDER = Decided("finished", "continue", "continue", "finished")
 
 UNNAMED = {"run_named": False, "run_token": "delivery 2"}
 
@@ -68,19 +69,19 @@ MESSAGES: dict[str, tuple[dict[str, Any], Decided]] = {
     "the row's own message again": ({"retries": 1, "from_lease": 1}, OLDER),
     "the row's own message, returned": (
         {"retries": 1, "from_lease": 1, "redelivered": True},
-        RETURNED,
+        OLDER,
     ),
     "the first message again": ({}, OLDER),
-    "the first message, returned": ({"redelivered": True}, RETURNED),
+    "the first message, returned": ({"redelivered": True}, OLDER),
     "a user's own, no run named": (UNNAMED, replace(OLDER, finished="fresh")),
-    "a user's own, returned": (UNNAMED | {"redelivered": True}, RETURNED),
+    "a user's own, returned": (UNNAMED | {"redelivered": True}, OLDER),
     "a user's own retry": (UNNAMED | {"retries": 2}, NEWER),
     "a user's own that carries the lease": (UNNAMED | {"retries": 1, "from_lease": 2}, NEWER),
-    "a user's own that carries the lease, not retried": (UNNAMED | {"from_lease": 2}, RETURNED),
+    "a user's own that carries the lease, not retried": (UNNAMED | {"from_lease": 2}, OLDER),
     "the delivery that began the run": ({"run_named": False, "run_token": "run"}, OLDER),
     "the attempt that has the row": (
         {"token": "second", "retries": 1, "from_lease": 1},
-        Decided("ended", "ended", "repeat", "repeat", "ended"),
+        Decided("ended", "ended", "repeat", "ended"),
     ),
 }
 
@@ -92,14 +93,52 @@ def test_the_decision_for_each_message_in_every_state(
     fields, expected = MESSAGES[name]
     wanted, told = {}, {}
     for state in JobState:
-        for late in (False, True):
-            task_id = f"{state} late={late}"
+        for since, began_at in {"begins": None, "began later": time.monotonic() + 60}.items():
+            task_id = f"{state}, {since}"
             retried_job(store, task_id, state)
-            new = attempt(**({"token": "new", "task_id": task_id, "late": late} | fields))
+            new = attempt(**({"token": "new", "task_id": task_id, "began_at": began_at} | fields))
             told[task_id] = _decision(store, database, new)
-            late_and_running = late and state is JobState.RUNNING
-            wanted[task_id] = expected.running_late if late_and_running else expected.of(state)
+            wanted[task_id] = expected.of(state)
     assert told == wanted
+
+
+@pytest.mark.parametrize("name", [name for name in MESSAGES if "token" not in MESSAGES[name][0]])
+def test_an_attempt_never_takes_a_job_from_one_that_began_after_it(
+    store: CanonicalStore, database: Database, name: str
+) -> None:
+    fields, _ = MESSAGES[name]
+    for state in JobState:
+        retried_job(store, state.value, state)
+        before = database.row(state.value)
+        older = attempt(
+            **({"token": "old", "task_id": state.value, "began_at": time.monotonic() - 60} | fields)
+        )
+        assert store.claim(older) == Claim(Verdict.HELD)
+        for transition in (Transition(None), Transition(JobState.FAILED)):
+            assert store.end_unclaimed(older, transition) == Ended(Answer.GONE)
+        store.record_completed([older])
+        assert database.row(state.value) == before
+
+
+@pytest.mark.parametrize("run", ["run", "another run"])
+def test_a_message_that_is_not_executed_leaves_a_running_attempt_alone(
+    store: CanonicalStore, database: Database, run: str
+) -> None:
+    running(store, "task")
+    before = database.row("task")
+    expired = attempt("copy", "task", run_token=run, redelivered=True, unstarted=True)
+    ended = store.end_unclaimed(expired, Transition(JobState.CANCELLED, uncounted=True))
+    assert (ended, database.row("task")) == (Ended(Answer.GONE), before)
+
+
+def test_a_message_of_an_older_run_that_is_not_executed_leaves_a_waiting_run_alone(
+    store: CanonicalStore, database: Database
+) -> None:
+    retried_job(store, "task", JobState.RETRYABLE)
+    before = database.row("task")
+    expired = attempt("copy", "task", run_token="older run", unstarted=True)
+    assert store.end_unclaimed(expired, Transition(JobState.CANCELLED)) == Ended(Answer.GONE)
+    assert database.row("task") == before
 
 
 def _decision(store: CanonicalStore, database: Database, new: NewAttempt) -> str:
@@ -251,7 +290,9 @@ def test_an_attempt_that_has_ended_is_told_so_by_every_further_claim(
     store.end(lease, "first", Transition(JobState.FAILED, snapshot()))
     before = database.row()
 
-    assert store.claim(attempt(redelivered=True, late=True)) == Claim(Verdict.ENDED)
+    assert store.claim(attempt(redelivered=True, began_at=time.monotonic() - 60)) == Claim(
+        Verdict.ENDED
+    )
     assert database.row() == before
 
 

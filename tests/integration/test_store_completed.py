@@ -17,7 +17,7 @@ pytest_plugins = ["tests.integration.stores"]
 
 def completed(task_id: str, token: str = "", **fields: Any) -> NewAttempt:
     """An attempt of a task that has succeeded, which may have run for a while."""
-    return attempt(token or f"token of {task_id}", task_id, late=True, **fields)
+    return attempt(token or f"token of {task_id}", task_id, **fields)
 
 
 def states(database: Database) -> dict[str, tuple[str, int]]:

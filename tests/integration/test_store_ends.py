@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -406,7 +407,7 @@ def test_an_end_without_claim_goes_by_the_same_rules_as_a_claim(
     before = {task_id: database.row(task_id) for task_id in (*FINISHED, "waiting", "held")}
 
     for task_id in before:
-        late_copy = attempt("copy", task_id, late=True)
+        late_copy = attempt("copy", task_id, began_at=time.monotonic() - 60)
         assert store.end_unclaimed(late_copy, Transition(JobState.FAILED)) == Ended(Answer.GONE)
 
     assert before == {task_id: database.row(task_id) for task_id in before}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -301,6 +302,8 @@ def test_an_attempt_whose_row_is_not_its_own_has_lost_its_lease(
 ) -> None:
     running.store.claim(described("another"))
     database.rows["task"].state = state
+    if verdict is Verdict.HELD:
+        database.rows["task"].began_at = math.inf
     one = running.add(attempt())
     clock.pass_by(1)
     running.run()

@@ -124,7 +124,7 @@ def test_an_error_text_holds_nothing_that_the_database_refuses() -> None:
 def test_a_long_error_is_cut_between_two_characters() -> None:
     text = error_text("é" * MAX_ERROR_BYTES)
     assert text == "é" * (MAX_ERROR_BYTES // 2)
-    assert error_text("x" + "é" * MAX_ERROR_BYTES).encode().decode().startswith("xé")
+    assert error_text("x" + "é" * MAX_ERROR_BYTES) == "x" + "é" * (MAX_ERROR_BYTES // 2 - 1)
 
 
 def test_an_error_that_cannot_be_put_into_words_is_still_told() -> None:
