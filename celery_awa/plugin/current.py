@@ -34,8 +34,10 @@ class Here:
     pages: WorkerPages | None = None
     #: True in a pool child, where the worker gives the verdict on an aborted attempt.
     is_child: bool = False
-    #: What a fork handed down; kept, so that nothing of it is closed on the parent's behalf.
-    inherited: list[object] = []
+
+    def __init__(self) -> None:
+        #: What a fork handed down; kept, so that nothing of it is closed on the parent's behalf.
+        self.inherited: list[object] = []
 
 
 here = Here()

@@ -29,7 +29,8 @@ class Jobs:
 
         def found() -> Job | None:
             job = self.get(task_id)
-            assert job is not None and job.state in states, job
+            assert job is not None
+            assert job.state in states, job
             return job
 
         job = eventually(found, timeout=timeout, what=f"{task_id} in {states}")

@@ -93,7 +93,7 @@ def test_the_decision_for_each_message_in_every_state(
     fields, expected = MESSAGES[name]
     wanted, told = {}, {}
     for state in JobState:
-        for since, began_at in {"begins": None, "began later": time.monotonic() + 60}.items():
+        for since, began_at in {"begins now": None, "began": time.monotonic()}.items():
             task_id = f"{state}, {since}"
             retried_job(store, task_id, state)
             new = attempt(**({"token": "new", "task_id": task_id, "began_at": began_at} | fields))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -74,7 +75,7 @@ def test_tasks_that_have_a_row_are_ended_by_the_rules_of_a_claim(
             completed("copied"),
             completed("failed"),
             completed("failed, new run", run_token="run 2"),
-            completed("held"),
+            completed("held", began_at=time.monotonic() - 60),
             completed("claimed"),
             completed("new"),
         ]
