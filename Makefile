@@ -1,4 +1,5 @@
-# One command each, on a machine with only make and Python 3.10 or newer (and its venv module).
+# One command each, on a machine with only make, Python 3.10 or newer with its venv module, and,
+# the first time, a network.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -41,5 +42,6 @@ $(READY): pyproject.toml
 	    echo "$(PYTHON) cannot make environments: install its venv module (Debian: apt install python3-venv)" >&2; exit 1; }
 	@echo "setting up $(VENV), about a minute"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' || { \
+	    echo "the set-up of $(VENV) failed: pip needs a network for it; run make again" >&2; exit 1; }
 	@touch $@

@@ -41,6 +41,8 @@ class Settings:
     slate_dir: str | None = None
 
 
+#: Less would hold no message of a useful length.
+_LEAST = {"max_progress_bytes": 256}
 _MAY_BE_ZERO = frozenset({"claim_after"})
 _NAMES = frozenset(PREFIX + f.name for f in fields(Settings))
 
@@ -89,13 +91,15 @@ def _checked(name: str, kind: str, value: Any) -> Any:
         raise SettingsError(f"{PREFIX}{name} is {value!r}; it must not be less than 0")
     if number <= 0 and name not in _MAY_BE_ZERO:
         raise SettingsError(f"{PREFIX}{name} is {value!r}; it must be greater than 0")
+    if number < _LEAST.get(name, 0):
+        raise SettingsError(f"{PREFIX}{name} is {value!r}; it must be at least {_LEAST[name]}")
     return number
 
 
 def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str) or not value.strip():
         # The value itself is not shown: a URL given as bytes would tell its password.
-        shown = "empty" if value == "" else f"of type {type(value).__name__}"
+        shown = "empty" if isinstance(value, str) else f"of type {type(value).__name__}"
         raise SettingsError(f"{PREFIX}{name} is {shown}; it must be a text that is not empty")
     return value
 

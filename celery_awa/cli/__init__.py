@@ -49,8 +49,8 @@ def migrate_command(database_url: str | None, schema: str) -> None:
 
 
 def _url(option: str | None) -> str:
-    url = option or os.environ.get(URL_VARIABLE)
-    if not url:
+    url = os.environ.get(URL_VARIABLE) if option is None else option
+    if url is None:
         raise SettingsError(
             f"which database? Give --database-url postgresql://…, or set {URL_VARIABLE}"
         )

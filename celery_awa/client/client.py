@@ -111,7 +111,8 @@ class Client:
 
 def _named_by(source: Any) -> tuple[str, str]:
     if isinstance(source, str):
-        return _checked(source), "celery_awa"
+        check_url(source)
+        return source, "celery_awa"
     conf = getattr(source, "conf", None)
     if conf is None:
         raise SettingsError(
@@ -121,17 +122,8 @@ def _named_by(source: Any) -> tuple[str, str]:
     url = url or os.environ.get("AWA_DATABASE_URL")
     if not url:
         raise SettingsError("this app names no database: set awa_database_url")
-    return _checked(url), conf.get("awa_schema") or "celery_awa"
-
-
-def _checked(url: Any) -> str:
-    if not isinstance(url, str) or not url:
-        # libpq would take an empty one for the database that is named after the user.
-        shown = "empty" if url == "" else f"of type {type(url).__name__}"
-        raise SettingsError(f"the database URL is {shown}; it must be a text that is not empty")
-    if not url.startswith(embedded.PREFIX):
-        check_url(url)
-    return url
+    check_url(url)
+    return url, conf.get("awa_schema") or "celery_awa"
 
 
 def _state(state: JobState | str) -> JobState:

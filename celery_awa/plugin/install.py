@@ -8,7 +8,6 @@ from typing import Any
 from celery import Celery
 
 from ..errors import SettingsError
-from ..store import embedded
 from ..store.connection import check_url
 from . import signals, start
 from .bootstep import HeartbeatStep
@@ -22,12 +21,15 @@ def install(app: Any, database_url: str | None = None, *, default_base: bool = F
     ``awa_database_url``, else the environment's AWA_DATABASE_URL. ``default_base``: put AwaMixin
     over the app's own task class, so that every task can report. May be called more than once.
 
-    Raises SettingsError for a URL that cannot be read.
+    Raises SettingsError for a URL that cannot be read, and for arguments of another type.
     """
     if not isinstance(app, Celery):
         raise SettingsError(f"install() takes a Celery app, not {type(app).__name__}")
+    if default_base not in (True, False):
+        kind = type(default_base).__name__
+        raise SettingsError(f"default_base must be True or False, not of type {kind}")
     if database_url is not None:
-        _check(database_url)
+        check_url(database_url)
         setattr(app, start.URL_ATTRIBUTE, database_url)
     app.steps["worker"].add(HeartbeatStep)
     signals.connect()
@@ -35,15 +37,6 @@ def install(app: Any, database_url: str | None = None, *, default_base: bool = F
         _put_over_default_base(app)
     _install_in_spawned_children(app, default_base)
     return app
-
-
-def _check(database_url: Any) -> None:
-    if not isinstance(database_url, str) or not database_url:
-        # The value itself is not shown: a URL given as bytes would tell its password.
-        shown = "empty" if database_url == "" else f"of type {type(database_url).__name__}"
-        raise SettingsError(f"database_url is {shown}; it must be a text that is not empty")
-    if not database_url.startswith(embedded.PREFIX):
-        check_url(database_url)
 
 
 def _put_over_default_base(app: Any) -> None:

@@ -111,7 +111,7 @@ def on_worker_ready(sender: Any = None, **_: Any) -> None:
     names = sorted(task.name for task in checks.our_tasks(sender.app))
     if names and not checks.has_step(sender.app, HeartbeatStep):
         logger.warning(
-            "celery-awa is not installed in this worker, so %s report in vain: "
+            "celery-awa is not installed in this worker, so reports of %s are in vain: "
             "call celery_awa.install(app) where the app is made",
             ", ".join(names),
         )

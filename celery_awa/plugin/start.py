@@ -53,8 +53,11 @@ def _start_embedded(settings: Settings) -> None:
     try:
         if settings.database_url is not None:
             _resolved(settings.database_url, settings.schema)
-    except Exception as exc:  # of a path that is none, too; whoever needs it will hear of it again
-        logger.error("celery-awa: %s", exc)
+    except Exception as exc:  # of a path that is none, too
+        # As the database thread would: it fails for the same reason soon, and need not say it.
+        trouble.warn(
+            "database", "celery-awa cannot use its database, tasks go on without it: %s", exc
+        )
 
 
 def _resolved(url: str, schema: str) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from ..errors import RowLocked, StoreRefused
 from ..model import NewAttempt
@@ -36,8 +35,7 @@ class Completed:
         if len(self._waiting) >= LIMIT:
             self._dropped()
         else:
-            # A finished row holds no envelope, and a thousand of them are a lot.
-            self._waiting.append(replace(described, envelope=None))
+            self._waiting.append(described)
         if self._due is None:
             self._due = time.monotonic() + GATHER
         return self._due

@@ -37,6 +37,9 @@ _LOCK_TIMEOUT = 1.0
 # What posix_fallocate says on a file system that cannot do it.
 _NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV)
 
+# What says that there is too little room, and not that the folder is of no use.
+_FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
+
 
 class SlateUnavailable(AwaError):
     """There is no memory that the worker and its pool children could share."""
@@ -68,12 +71,10 @@ class Slate:
             try:
                 path, memory = _make(folder, layout)
             except (OSError, ValueError) as error:
-                reasons.append(f"{folder}: {error}")
+                reasons.append(_why_not(folder, layout, error))
             else:
                 return cls(path, memory, layout, owned=True)
-        raise SlateUnavailable(
-            f"no room for {layout.file_bytes:,} bytes of shared memory in {'; '.join(reasons)}"
-        )
+        raise SlateUnavailable("; ".join(reasons) or "there is no temporary folder")
 
     @classmethod
     def open(cls, path: str) -> Slate:
@@ -143,6 +144,14 @@ def _folders(directory: str | None) -> Iterator[str]:
         yield tempfile.gettempdir()
     except OSError:  # there is none that can be written to
         return
+
+
+def _why_not(folder: str, layout: Layout, error: OSError | ValueError) -> str:
+    number = error.errno if isinstance(error, OSError) else None
+    reason = os.strerror(number) if number is not None else str(error)
+    if number in _FULL:
+        return f"no room for {layout.file_bytes:,} bytes of shared memory in {folder}: {reason}"
+    return f"cannot make the slate in {folder}: {reason}"
 
 
 def _make(folder: str, layout: Layout) -> tuple[str, mmap]:

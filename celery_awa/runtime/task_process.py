@@ -218,7 +218,7 @@ class TaskProcess:
 
     def _described(self, attempt: Attempt) -> NewAttempt | None:
         try:
-            # An end has an envelope of its own, and a thousand of them may be kept.
+            # An end has an envelope of its own or none, and a thousand may be kept.
             return replace(attempt.describe(late=True), envelope=None)
         except Exception as exc:  # foreign reprs and the like; the lease is enough where known
             self.trouble.warn("bug", "celery-awa: an attempt cannot be described", exc_info=exc)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import psycopg
 from psycopg import conninfo, errors
 
 from ..errors import AwaError, RowLocked, SchemaError, SettingsError, StoreRefused, StoreUnavailable
+from . import embedded
 
 #: Used where the user's URL says nothing of it. Milliseconds for tcp_user_timeout, else seconds.
 _DEFAULTS = {
@@ -21,6 +23,7 @@ _DEFAULTS = {
     "tcp_user_timeout": "10000",
 }
 
+_SCHEMES = ("postgresql://", "postgres://")
 _LOCKED = (errors.LockNotAvailable, errors.DeadlockDetected, errors.SerializationFailure)
 _REFUSED = (psycopg.DataError, psycopg.IntegrityError, errors.RaiseException)
 _SCHEMA = (
@@ -33,24 +36,46 @@ _SCHEMA = (
 _RIGHTS = "docs/deploy.md lists the rights that a worker and a migration need"
 
 
-def check_url(url: str) -> None:
-    """Raise SettingsError where libpq cannot parse the URL. Nothing is connected."""
-    try:
-        conninfo.conninfo_to_dict(url)
-    except psycopg.ProgrammingError as exc:
-        # What libpq quotes is a part of the URL, and may hold the password: nothing from the
-        # first such quote on, and no cause that a traceback would show.
-        reason = first_line(exc).replace('"="', "=").partition('"')[0].strip()
+def check_url(url: Any) -> None:
+    """Raise SettingsError for what names no database: ours, or a URL for libpq. Connects nothing.
+
+    An empty one is refused: libpq would take it for whichever server it finds by itself.
+    """
+    if not isinstance(url, str) or not url.strip():
+        # The value itself is not shown: a URL given as bytes would tell its password.
+        shown = "empty" if isinstance(url, str) else f"of type {type(url).__name__}"
         raise SettingsError(
-            f"the database URL cannot be read ({reason}); it looks like "
+            f"the database URL is {shown}; it must be a text: postgresql://…, key=value pairs, "
+            "embedded: or embedded:PATH"
+        )
+    if not url.startswith(embedded.PREFIX):
+        _parsed(url)
+
+
+def _parsed(url: str) -> dict[str, Any]:
+    try:
+        return conninfo.conninfo_to_dict(url)
+    except psycopg.ProgrammingError as exc:
+        raise SettingsError(
+            f"the database URL cannot be read ({_why_unread(url, exc)}); it looks like "
             "postgresql://user:password@host:5432/database"
-        ) from None
+        ) from None  # a traceback would show the cause, and with it the password
+
+
+def _why_unread(url: str, exc: psycopg.ProgrammingError) -> str:
+    # What libpq quotes is a part of the URL, and may hold the password: nothing from the first
+    # such quote on.
+    reason = first_line(exc).replace('"="', "=").partition('"')[0].rstrip(": ")
+    foreign = "://" in url.partition("=")[0] and not url.startswith(_SCHEMES)
+    if foreign or reason.startswith("missing ="):
+        return "it is neither postgresql://… nor key=value pairs"
+    return reason
 
 
 def connect(url: str) -> psycopg.Connection[tuple[object, ...]]:
     """An autocommitting connection that asks nothing which PgBouncer's transaction mode forbids."""
     check_url(url)
-    parameters = _DEFAULTS | conninfo.conninfo_to_dict(url)
+    parameters = _DEFAULTS | _parsed(url)
     with translated():
         connection = psycopg.connect(
             conninfo.make_conninfo("", **parameters), autocommit=True, prepare_threshold=None

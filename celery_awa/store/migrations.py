@@ -12,7 +12,7 @@ from psycopg import errors
 
 from ..errors import SchemaError
 from . import embedded, sql_files
-from .connection import connect, translate
+from .connection import check_url, connect, translate
 
 #: How long a migration waits for a table that running statements keep locked.
 LOCK_TIMEOUT = "5s"
@@ -27,8 +27,10 @@ def migrate(url: str, schema: str = "celery_awa") -> list[str]:
     All that is missing is applied in one transaction under an advisory lock: any number of
     processes may run it at once, one does it and the others find it done. Raises SchemaError
     for a schema that is newer than this package or not ours, and where the role may not create
-    tables; RowLocked where running statements keep a table locked for 5 seconds.
+    tables; RowLocked where running statements keep a table locked for 5 seconds; SettingsError
+    for a URL or a schema's name that is not allowed.
     """
+    check_url(url)
     quoted = sql_files.quoted(schema)
     connection = connect(embedded.resolve(url))
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from ..errors import SettingsError
 
@@ -22,8 +23,12 @@ def sql_root() -> Path:
     return inside if inside.is_dir() else package.parent / "sql"
 
 
-def quoted(schema: str) -> str:
+def quoted(schema: Any) -> str:
     """The schema's name as an SQL identifier; SettingsError for a name that is not allowed."""
+    if not isinstance(schema, str):
+        raise SettingsError(
+            f"schema name of type {type(schema).__name__} is not allowed: use a text"
+        )
     if not _SCHEMA_NAME.fullmatch(schema) or schema.startswith("pg_"):
         raise SettingsError(
             f"schema name {schema!r} is not allowed: use lower-case letters, digits and _, "

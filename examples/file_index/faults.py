@@ -9,6 +9,9 @@ from collections.abc import Callable
 from . import table
 from .table import Beginning, Database
 
+#: With fewer an attempt is over, or has not begun, when its fault is due.
+LEAST_FILES = 6
+
 
 class Faults:
     """Strikes attempt 1 at a third of the files and attempt 2 at two thirds, once each."""

@@ -91,17 +91,18 @@ def _percent(job: Job) -> int:
 def table_of(begun: Sequence[Beginning], files: Sequence[str], ends: Mapping[int, str]) -> Table:
     """Where each attempt began, and how it ended."""
     shown = Table(title="Where each attempt began")
-    shown.add_column("attempt", justify="right")
-    shown.add_column("began at file", justify="right")
+    # At 80 columns the two last share what the numbers leave.
+    shown.add_column("attempt", justify="right", no_wrap=True)
+    shown.add_column("began at file", justify="right", no_wrap=True)
+    shown.add_column("rows", justify="right", no_wrap=True)
     shown.add_column("path", overflow="fold")
-    shown.add_column("rows found", justify="right")
     shown.add_column("how it ended", overflow="fold")
     for attempt in begun:
         shown.add_row(
             str(attempt.number),
             f"{attempt.done + 1} of {len(files)}",
-            files[attempt.done] if attempt.done < len(files) else "",
             str(attempt.rows),
+            files[attempt.done] if attempt.done < len(files) else "",
             ends.get(attempt.number, ""),
         )
     return shown

@@ -114,6 +114,36 @@ def test_a_killed_demo_leaves_nothing_either(
     eventually(lambda: not os.listdir(folder), timeout=30, what="removal of their files")
 
 
+def test_an_interrupted_first_second_ends_in_one_line(
+    start_demo: Callable[[], Process], folder: Path
+) -> None:
+    demo = start_demo()
+    # Its signals are attended to long before it has imported Celery.
+    eventually(lambda: _catches(demo.pid, signal.SIGTERM), timeout=30, what="its signals' handler")
+
+    os.killpg(demo.pid, signal.SIGINT)
+
+    assert demo.wait(30) == 128 + signal.SIGINT
+    assert demo.log() == "interrupted: ending what was started\n"
+    assert os.listdir(folder) == []
+
+
+def _catches(pid: int, number: signal.Signals) -> bool:
+    caught = re.search(r"^SigCgt:\s+(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
+
+
+@pytest.mark.parametrize("files", ["0", "-1", "5", "all"])
+def test_too_few_files_for_its_faults_are_refused(files: str, tmp_path: Path) -> None:
+    demo = Process(
+        [sys.executable, str(EXAMPLES / "index_files.py"), "--files", files],
+        log=tmp_path / "demo.log",
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert demo.wait(30) == 2
+    assert f"argument --files: '{files}' is not a number of files from 6 on" in demo.log()
+
+
 @pytest.fixture
 def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The demo's package."""

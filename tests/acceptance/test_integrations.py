@@ -100,7 +100,7 @@ def test_settings_of_a_namespace_count_and_misspelt_ones_are_told(
     worker = start_worker(
         app=f"{APPS}.namespaced",
         config={
-            "awa_max_progress_bytes": 200,
+            "awa_max_progress_bytes": 256,
             "awa_claim_after": -1,
             "awa_write_intervl": 5,
             "test_foreign": {"AWA_OTHER": 1, "OTHER_AWA_SHEMA": 2, "awa_shema": "lower"},

@@ -32,7 +32,8 @@ def jobs(database_url: str) -> Iterator[Jobs]:
 def test_the_last_report_of_a_killed_child_is_kept_without_a_flush(
     start_worker: Start, client: ModuleType, jobs: Jobs, start_method: str
 ) -> None:
-    start_worker(config=SELDOM, start_method=start_method)
+    # One child: another would be spawned at the end of the test, and outlive its worker.
+    start_worker(config=SELDOM, start_method=start_method, concurrency=1)
     sent = client.kill_process.delay(40, "x", {"last_id": 7})
     job = jobs.wait_for(sent.id, "failed", timeout=25)
     assert job.progress == {"percent": 40, "message": "x", "metadata": {"last_id": 7}}

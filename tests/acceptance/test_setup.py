@@ -127,16 +127,17 @@ def test_install_returns_its_app_and_may_be_repeated(new_app: Callable[[], Celer
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("", "database_url is empty; it must be a text that is not empty"),
-        (b"postgresql://u:secret@h", "database_url is of type bytes; it must be a text that"),
+        ("", "the database URL is empty; it must be a text: postgresql://…, key=value pairs"),
+        (" ", "the database URL is empty; it must be a text"),
+        (b"postgresql://u:secret@h", "the database URL is of type bytes; it must be a text: "),
         (
             "postgres//user:secret@host/shop",
-            "the database URL cannot be read (missing = after); it looks like "
-            "postgresql://user:password@host:5432/database",
+            "the database URL cannot be read (it is neither postgresql://… nor key=value pairs); "
+            "it looks like postgresql://user:password@host:5432/database",
         ),
         (
             "postgresql://user:secret@host/shop?secret=1",
-            "the database URL cannot be read (invalid URI query parameter:); it looks like "
+            "the database URL cannot be read (invalid URI query parameter); it looks like "
             "postgresql://user:password@host:5432/database",
         ),
     ],
@@ -155,6 +156,11 @@ def test_a_url_that_cannot_be_read_is_refused_without_showing_it(
 def test_only_a_celery_app_can_be_set_up(app: Any) -> None:
     with pytest.raises(SettingsError, match=rf"takes a Celery app, not {type(app).__name__}$"):
         celery_awa.install(app)
+
+
+def test_the_default_base_is_asked_for_or_not(new_app: Callable[[], Celery]) -> None:
+    with pytest.raises(SettingsError, match=r"must be True or False, not of type int$"):
+        celery_awa.install(new_app(), default_base=5)  # type: ignore[arg-type]
 
 
 def test_the_default_base_goes_over_the_apps_own_task_class(
@@ -443,11 +449,12 @@ def test_the_schema_of_the_settings_counts_for_worker_and_client(
     [
         (5, "Client() takes a Celery app or a database URL, not int"),
         (None, "Client() takes a Celery app or a database URL, not NoneType"),
-        ("", "the database URL is empty; it must be a text that is not empty"),
+        ("", "the database URL is empty; it must be a text"),
+        (" ", "the database URL is empty; it must be a text"),
         ("nonsense", "the database URL cannot be read"),
         (Celery(set_as_current=False), "this app names no database: set awa_database_url"),
     ],
-    ids=["number", "nothing", "empty", "nonsense", "app"],
+    ids=["number", "nothing", "empty", "blank", "nonsense", "app"],
 )
 def test_a_client_of_nothing_is_refused(
     source: Any, message: str, monkeypatch: pytest.MonkeyPatch

@@ -22,8 +22,9 @@ NOWHERE = "postgresql://postgres@127.0.0.1:1/none"
         ({"awa_database_url": None}, ["pass database_url to install(), or set awa_database_url"]),
         ({"awa_database_url": "postgres//x"}, ["cannot be read", "looks like postgresql://user:"]),
         ({"awa_database_url": NOWHERE}, ["port 1 failed: Connection refused"]),
+        ({"awa_database_url": "embedded:/proc/no/such"}, ["the folder /proc/no/such cannot be"]),
     ],
-    ids=["no database", "no URL", "no server"],
+    ids=["no database", "no URL", "no server", "no folder"],
 )
 def test_a_wrong_database_is_told_in_one_line_and_the_worker_works_on(
     start_worker: Start, client: ModuleType, mistakes: dict[str, Any], lines: list[str]

@@ -58,18 +58,27 @@ def test_the_option_goes_before_the_environment(empty_database_url: str) -> None
     assert done.returncode == 0, done.stderr
 
 
+def test_an_empty_option_does_not_give_way_to_the_environment(empty_database_url: str) -> None:
+    empty = {"AWA_DATABASE_URL": empty_database_url, "PGHOST": "/nowhere/at/all"}
+    done = command("--database-url", "", **empty)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "the database URL is empty" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ([], "Error: which database? Give --database-url"),
         (["--database-url", "embedded:"], "name a folder: embedded:PATH"),
+        (["--database-url", ""], "the database URL is empty"),
         (["--database-url", "nonsense"], "the database URL cannot be read"),
         (["--database-url", "postgresql://u:geheim@127.0.0.1:1/x"], "Connection refused"),
         (["--database-url", "postgresql://x/y", "--schema", "A-b"], "'A-b' is not allowed"),
     ],
 )
 def test_an_error_is_one_line_that_says_what_to_do(options: list[str], says: str) -> None:
-    done = command(*options)
+    # A server that libpq finds by itself is none of this test's.
+    done = command(*options, PGHOST="/nowhere/at/all")
     assert done.returncode == 1
     assert says in done.stderr
     assert done.stderr.count("\n") == 1

@@ -93,9 +93,10 @@ def test_the_decision_for_each_message_in_every_state(
     fields, expected = MESSAGES[name]
     wanted, told = {}, {}
     for state in JobState:
-        for since, began_at in {"begins now": None, "began": time.monotonic()}.items():
-            task_id = f"{state}, {since}"
+        for late in (False, True):
+            task_id = f"{state}, late: {late}"
             retried_job(store, task_id, state)
+            began_at = time.monotonic() if late else None  # after the one that has the row
             new = attempt(**({"token": "new", "task_id": task_id, "began_at": began_at} | fields))
             told[task_id] = _decision(store, database, new)
             wanted[task_id] = expected.of(state)
@@ -169,7 +170,8 @@ def _assert_taken(before: Row, after: Row, new: NewAttempt) -> None:
     assert (after["table"], after["state"]) == ("jobs_hot", "running")
     assert (after["attempt_token"], after["retries"]) == (new.token, new.retries)
     assert (after["run_at"], after["send_after"], after["finalized_at"]) == (None, None, None)
-    assert after["heartbeat_at"] == after["attempted_at"] > before["attempted_at"]
+    assert after["heartbeat_at"] >= after["attempted_at"] > before["attempted_at"]
+    assert (after["heartbeat_at"] == after["attempted_at"]) == (new.began_at is None)
 
 
 def _assert_fresh(before: Row, after: Row, new: NewAttempt) -> None:

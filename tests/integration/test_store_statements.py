@@ -124,6 +124,7 @@ USES: dict[str, list[Use]] = {
         lambda store, leases, n: store.list_jobs(),
         lambda store, leases, n: store.list_jobs(limit=10, before_id=leases[0].job_id),
     ],
+    "owns": [lambda store, leases, n: store.owns(leases[n])],
     "record_completed": [
         lambda store, leases, n: store.record_completed(
             [attempt("t", f"short {n} {i}") for i in range(10)]

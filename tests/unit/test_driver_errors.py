@@ -16,6 +16,7 @@ from celery_awa.errors import (
 )
 from celery_awa.store.connection import check_url, translate, translated
 
+NEITHER = "(it is neither postgresql://… nor key=value pairs);"
 MEANINGS: dict[type[psycopg.Error], type[AwaError]] = {
     errors.LockNotAvailable: RowLocked,
     errors.DeadlockDetected: RowLocked,
@@ -79,14 +80,16 @@ def test_what_is_not_the_drivers_passes_untouched() -> None:
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("mysql://user:secret@host/database", "missing ="),
-        ("postgresql//user:secret@host/database", "missing ="),
+        ("mysql://user:secret@host/database", NEITHER),
+        ("postgresql//user:secret@host/database", NEITHER),
         ("postgresql://user:%zzsecret@host/database", "invalid percent-encoded token"),
         ("postgresql://user:sec ret@host/database", "unexpected spaces found"),
         ('postgresql://user:"secret%zz"@host/database', "invalid percent-encoded token"),
         ("postgresql://user:secret@[::1/database", "end of string reached"),
-        ("host=host password=secret secret", "missing ="),
-        ("postgresql://host/database?secret=1", "invalid URI query parameter"),
+        ("mysql://user:secret@host/database?a=1", NEITHER),
+        ("host=host password=secret secret", NEITHER),
+        ("secret=1", "(invalid connection option);"),
+        ("postgresql://host/database?secret=1", "(invalid URI query parameter);"),
     ],
 )
 def test_a_url_that_cannot_be_read_is_told_without_its_password(url: str, reason: str) -> None:

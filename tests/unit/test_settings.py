@@ -64,7 +64,7 @@ def test_what_is_set_is_read() -> None:
         "stale_after": 2,
         "claim_after": 0,
         "connection_idle": 0.5,
-        "max_progress_bytes": 1,
+        "max_progress_bytes": 256,
         "max_envelope_bytes": 2,
         "slate_dir": "/dev/shm",
     }
@@ -106,6 +106,10 @@ def test_no_time_and_no_size_may_be_zero(name: str, value: int) -> None:
     )
 
 
+def test_progress_has_room_for_a_message() -> None:
+    assert_refused("max_progress_bytes", 255, "255; it must be at least 256")
+
+
 def test_the_claim_may_come_at_once_and_no_earlier() -> None:
     assert read(claim_after=0).claim_after == 0.0
     assert_refused("claim_after", -0.1, "-0.1; it must not be less than 0")
@@ -114,7 +118,12 @@ def test_the_claim_may_come_at_once_and_no_earlier() -> None:
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [("", "empty"), (b"postgresql://user:secret@host", "of type bytes"), (5, "of type int")],
+    [
+        ("", "empty"),
+        (" \n", "empty"),
+        (b"postgresql://user:secret@host", "of type bytes"),
+        (5, "of type int"),
+    ],
 )
 def test_a_text_is_a_text_that_is_not_empty(name: str, value: Any, shown: str) -> None:
     assert_refused(name, value, f"{shown}; it must be a text that is not empty")

@@ -48,5 +48,11 @@ def test_a_plain_schema_name_is_quoted(schema: str) -> None:
 def test_any_other_schema_name_is_refused(schema: str) -> None:
     with pytest.raises(SettingsError, match="is not allowed: use lower-case letters"):
         sql_files.quoted(schema)
+
+
+@pytest.mark.parametrize("schema", [None, 5, b"awa"])
+def test_a_schema_name_of_another_type_is_refused(schema: object) -> None:
+    with pytest.raises(SettingsError, match=f"schema name of type {type(schema).__name__} is not"):
+        sql_files.quoted(schema)
     with pytest.raises(SettingsError):
         sql_files.query("get_job", schema)

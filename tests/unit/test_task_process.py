@@ -294,6 +294,23 @@ def test_an_older_generation_in_the_row_is_no_lost_lease(
     assert not one.lost
 
 
+def test_flushes_that_wait_at_once_are_one_statement(
+    process: TaskProcess, database: FakeDatabase
+) -> None:
+    one = claimed(process)
+    one.set_progress(1)
+    with database.hanging():
+        process.database.post(lambda store: store.knows("something slow"))
+        threads = [threading.Thread(target=one.flush_progress) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        eventually(lambda: len(process.database._errands) == 4)
+    for thread in threads:
+        thread.join(SOON)
+    assert database.count("heartbeat_with_progress") == 1
+    assert not one.pending
+
+
 def test_two_threads_flush_one_task_at_once(process: TaskProcess, database: FakeDatabase) -> None:
     one = claimed(process)
     answers: list[bool] = []

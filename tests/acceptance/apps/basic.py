@@ -353,3 +353,16 @@ def retry_with_headers(self: Any) -> dict:
         return found
     self.update_metadata({"left": True})
     raise self.retry(countdown=0, headers={"customer": "second"})
+
+
+@app.task(base=AwaTask, bind=True)
+def retry_at_gate(self: Any, gate: str) -> str:
+    """Report and flush, wait for the gate and retry; the second attempt says so."""
+    begin(self)
+    if self.request.retries:
+        return "second"
+    self.set_progress(30)
+    self.flush_progress()
+    note(self, "reported")
+    hold(gate)
+    raise self.retry(countdown=0)
