@@ -56,6 +56,7 @@ class DatabaseThread:
         self._errands: dict[int, Errand[Any]] = {}
         self._numbers = itertools.count()
         self._services: list[Attended] = []
+        self._look: Errand[None] | None = None
         # Taken by the thread while it runs, so that there is one.
         self._seat = threading.Lock()
         self._start_again_at = 0.0
@@ -118,6 +119,10 @@ class DatabaseThread:
             self._breaker.slow()
         return errand.done
 
+    def look(self) -> None:
+        """Try the database once it answers, so that what is wrong is told. Ends with the stop."""
+        self._look = self._hand_over(Errand(next(self._numbers), lambda store: None))
+
     def cancel(self, errand: Errand[Any]) -> None:
         """Forget about it. If it is being tried at this moment, that goes on."""
         self._errands.pop(errand.number, None)
@@ -130,6 +135,8 @@ class DatabaseThread:
     def stop(self, timeout: float) -> bool:
         """Finish what was handed over, for ``timeout`` seconds at most; True if all was done."""
         self._stop_at = time.monotonic() + timeout
+        if self._look is not None:
+            self.cancel(self._look)
         for errand in self._waiting():
             errand.start = 0.0
         if self._errands or self._seat.locked():

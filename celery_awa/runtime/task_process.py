@@ -57,7 +57,7 @@ class TaskProcess:
 
     def start(self) -> None:
         """In a worker without children: a first look at the database tells what is wrong."""
-        self.database.post(lambda store: None)
+        self.database.look()
 
     # The task's thread.
 

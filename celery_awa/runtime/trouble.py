@@ -54,8 +54,9 @@ class Trouble:
         if told:
             _log(logging.INFO, message, (), None)
 
-    def _unlock(self) -> None:
+    def _begin_anew(self) -> None:
         self._lock = threading.RLock()
+        self._next, self._held_back, self._told = {}, {}, set()
 
 
 def _log(
@@ -70,10 +71,11 @@ def _log(
 _all: weakref.WeakSet[Trouble] = weakref.WeakSet()
 
 
-def _unlock_inherited() -> None:
+def _leave_inherited() -> None:
     # Another thread of the parent may have held the lock at the fork, and is not here to let go.
+    # What the parent told of is its own: this process has troubles of its own to tell of.
     for trouble in list(_all):
-        trouble._unlock()
+        trouble._begin_anew()
 
 
-os.register_at_fork(after_in_child=_unlock_inherited)
+os.register_at_fork(after_in_child=_leave_inherited)

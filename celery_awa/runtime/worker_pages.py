@@ -47,7 +47,7 @@ class WorkerPages:
 
     def start(self) -> None:
         """From here on the thread beats. A first look at the database tells what is wrong."""
-        self.database.post(lambda store: None)
+        self.database.look()
 
     def stop(self, timeout: float) -> bool:
         """After the pool has drained: the last heartbeat, the last ends, and the slate goes."""

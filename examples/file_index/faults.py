@@ -9,8 +9,8 @@ from collections.abc import Callable
 from . import table
 from .table import Beginning, Database
 
-#: With fewer an attempt is over, or has not begun, when its fault is due.
-LEAST_FILES = 6
+#: Each of the three attempts begins at a file of its own.
+LEAST_FILES = 3
 
 
 class Faults:

@@ -467,3 +467,14 @@ def test_stopping_what_never_began_takes_no_time(
     assert time.monotonic() - began < 0.5
     assert not thread._seat.locked()
     assert database.opened == 0
+
+
+def test_a_first_look_at_a_database_that_is_away_is_told_and_holds_up_no_stop(
+    thread: DatabaseThread, database: FakeDatabase, caplog: pytest.LogCaptureFixture
+) -> None:
+    database.go_away("refused")
+    thread.look()
+    eventually(lambda: "refused" in caplog.text, what="a warning")
+    begun = time.monotonic()
+    assert thread.stop(60.0)
+    assert time.monotonic() - begun < SOON

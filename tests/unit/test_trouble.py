@@ -131,3 +131,24 @@ def test_a_child_forked_while_another_thread_warns_can_warn() -> None:
     assert os.waitpid(child, 0)[1] == 0
     enough.set()
     holder.join(SOON)
+
+
+def test_a_forked_process_tells_of_its_own_troubles_and_not_of_its_parents() -> None:
+    trouble = Trouble()
+    trouble.warn("database", "away")
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        heard: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("celery_awa").addHandler(handler)
+        logging.getLogger("celery_awa").setLevel(logging.INFO)
+        trouble.over("database", "back")
+        trouble.warn("database", "away from here")
+        os.write(writing, ",".join(heard).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, 1_000) == b"away from here"
+    os.close(reading)
+    os.close(writing)
