@@ -70,7 +70,8 @@ class FakeDatabase:
         self.rows: dict[str, Row] = {}
         #: Names of the statements that reached the database, in their order.
         self.statements: list[str] = []
-        #: The connections that were opened.
+        #: How often a connection was asked for, and those that were opened.
+        self.tries = 0
         self.stores: list[FakeStore] = []
         #: Task ids whose rows somebody else has locked.
         self.locked: set[str] = set()
@@ -142,6 +143,7 @@ class FakeDatabase:
     # The connections' side.
 
     def open(self) -> FakeStore:
+        self.tries += 1
         self._pass("open")
         if self._away is not None:
             raise StoreUnavailable(self._away)

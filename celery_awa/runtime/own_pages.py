@@ -40,7 +40,6 @@ class OwnPages:
         # This waits for a thread which is reporting just now: what it writes after the page went
         # to the next attempt would read as that one's.
         attempt.buffer.attach(_NOWHERE)
-        attempt.buffer.attach(None)
         page.clear(token=attempt.token)
         attempt.page = None
 

@@ -192,15 +192,23 @@ def end_older_then_newer(jobs: Jobs, diary: Diary, gate: Gate, task_id: str) -> 
         assert job.state == "completed" or job.message == written
 
 
+#: Redis returns what was not acknowledged for so many seconds; a worker sees to it at its start.
+VISIBLE = {**LATE, "broker_transport_options": {"visibility_timeout": 1}}
+
+
+def wait_until_overdue(fetched: dict[str, Any]) -> None:
+    """Wait until a worker that starts will return the message whose task noted this."""
+    eventually(lambda: time.time() - fetched["at"] > 1.5)
+
+
 @pytest.mark.parametrize("broker", [REDIS], indirect=True)
 def test_a_copy_that_redis_returns_while_the_first_still_runs_takes_the_lease_over(
     start: Start, client: ModuleType, jobs: Jobs, diary: Diary, gate: Gate
 ) -> None:
-    config = {**LATE, "broker_transport_options": {"visibility_timeout": 1}}
-    start(config=config)
+    start(config=VISIBLE)
     sent = client.report_twice.delay(gate.path)
-    diary.wait_for("flushed first", sent.id)
-    start(config=config)
+    wait_until_overdue(diary.wait_for("flushed first", sent.id))
+    start(config=VISIBLE)
     diary.wait_for("flushed first", sent.id, count=2, timeout=30)
     end_older_then_newer(jobs, diary, gate, sent.id)
     assert outcome(sent) == 2
@@ -212,13 +220,11 @@ def test_a_copy_that_redis_returns_while_the_first_still_runs_takes_the_lease_ov
 def test_a_copy_that_redis_returned_meanwhile_does_not_run_when_the_run_is_over(
     start: Start, client: ModuleType, jobs: Jobs, diary: Diary, gate: Gate
 ) -> None:
-    config = {**LATE, "broker_transport_options": {"visibility_timeout": 1}}
-    first = start(concurrency=1, config=config)
+    first = start(concurrency=1, config=VISIBLE)
     sent = client.wait.delay(gate.path)
-    began = diary.wait_for("began", sent.id)
-    eventually(lambda: time.time() - began["at"] > 1.5)
-    # A worker returns at its start whatever is overdue, of all queues.
-    start(concurrency=1, config=config, options=["--queues", "other"])
+    wait_until_overdue(diary.wait_for("began", sent.id))
+    # It returns what is overdue of all queues.
+    start(concurrency=1, config=VISIBLE, options=["--queues", "other"])
     first.wait_for_log(rf"(\[{sent.id}\] received[\s\S]*){{2}}", timeout=15)
     gate.open()
     first.wait_for_log(rf"\[{sent.id}\] ignored")
@@ -231,13 +237,13 @@ def test_a_copy_that_redis_returned_meanwhile_does_not_run_when_the_run_is_over(
 def test_a_killed_workers_task_goes_on_from_its_checkpoint_in_another(
     start: Start, client: ModuleType, jobs: Jobs, diary: Diary, gate: Gate, broker: Broker
 ) -> None:
-    config = dict(LATE)
-    if broker.kind == "redis":
-        config["broker_transport_options"] = {"visibility_timeout": 1}
+    config = VISIBLE if broker.kind == "redis" else LATE
     first = start(config=config)
     sent = client.resume.delay(gate.path)
-    diary.wait_for("left", sent.id)
+    left = diary.wait_for("left", sent.id)
     first.kill()
+    if broker.kind == "redis":
+        wait_until_overdue(left)
     start(config=config)
     assert outcome(sent, timeout=30) == LEFT
     job = jobs.wait_for(sent.id, "completed")

@@ -107,7 +107,7 @@ def test_settings_of_a_namespace_count_and_misspelt_ones_are_told(
         },
     )
     sent = client.app.send_task(f"{APPS}.namespaced.report_too_much", (300,))
-    assert sent.get(timeout=20) == 200
+    assert sent.get(timeout=20) == 256
     jobs.wait_for(sent.id, "completed")
     told = [line for line in worker.log().splitlines() if "awa_" in line.lower()]
     assert [line.partition("celery-awa: ")[2] for line in told] == [

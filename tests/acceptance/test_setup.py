@@ -30,6 +30,7 @@ APPS = "tests.acceptance.apps"
 #: With as many children as the test has at work: one that is still being spawned when its worker
 #: is killed does not notice.
 METHODS = ["fork", *(["spawn"] * CAN_SPAWN)]
+AWAY = "celery-awa cannot use its database, tasks go on without it:"
 NOBODY_ANSWERS = "postgresql://nobody@127.0.0.1:1/nothing?connect_timeout=1"
 
 
@@ -340,8 +341,8 @@ def test_a_worker_that_was_not_set_up_says_so_once_and_runs_its_tasks(
     assert jobs.all() == []
     name = f"{APPS}.uninstalled"
     assert told(worker) == [
-        f"celery-awa is not installed in this worker, so {name}.other, {name}.report report in "
-        "vain: call celery_awa.install(app) where the app is made"
+        f"celery-awa is not installed in this worker, so reports of {name}.other, {name}.report "
+        "are in vain: call celery_awa.install(app) where the app is made"
     ]
 
 
@@ -367,7 +368,7 @@ def test_classes_that_cut_us_off_are_told_and_no_others(
 @pytest.mark.parametrize(
     ("config", "line"),
     [
-        ({"awa_database_url": "embedded:no\0path"}, "celery-awa: embedded null byte"),
+        ({"awa_database_url": "embedded:no\0path"}, f"{AWAY} embedded null byte"),
         ({"test_unreadable": True}, "celery-awa: this worker goes without it"),
     ],
     ids=["no path", "unreadable"],

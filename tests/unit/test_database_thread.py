@@ -478,3 +478,16 @@ def test_a_first_look_at_a_database_that_is_away_is_told_and_holds_up_no_stop(
     begun = time.monotonic()
     assert thread.stop(60.0)
     assert time.monotonic() - begun < SOON
+
+
+def test_stopping_starts_a_thread_that_could_not_be_started(
+    thread: DatabaseThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(database_thread, "start_new_thread", refuse)
+        posted = thread.post(knows("task"))
+    assert thread.stop(SOON)
+    assert posted.done

@@ -12,9 +12,10 @@ from collections.abc import Callable
 import pytest
 
 from celery_awa.errors import RowLocked, StoreUnavailable
-from celery_awa.runtime import database_thread
+from celery_awa.runtime import breaker, database_thread
 from celery_awa.runtime.breaker import LONGEST_PAUSE, Pauses
 from celery_awa.runtime.database_thread import DatabaseThread
+from celery_awa.runtime.lazy_store import LazyStore
 from celery_awa.runtime.trouble import Trouble
 from tests.fake_store import FakeDatabase, FakeStore
 from tests.runtime_parts import (
@@ -83,6 +84,14 @@ def test_a_service_finds_a_connection_that_died_idle_replaced(
     assert (service.passes, thread.answering, caplog.records) == (2, True, [])
 
 
+def test_a_new_connection_that_fails_is_not_replaced_at_once(database: FakeDatabase) -> None:
+    store = LazyStore(database.open, None)
+    database.raising["knows"] = StoreUnavailable("not this statement")
+    with pytest.raises(StoreUnavailable):
+        store.use(lambda opened: opened().knows("task"))
+    assert (database.opened, database.closed) == (1, 1)
+
+
 # The breaker.
 
 
@@ -143,6 +152,51 @@ def test_a_locked_row_does_not_turn_the_breaker_off(
     with pytest.raises(StoreUnavailable):
         thread.ask_briefly(failing(RowLocked("held")))
     assert thread.answering
+
+
+def test_after_a_failure_nothing_else_is_tried_until_the_pause_is_over(
+    thread: DatabaseThread, database: FakeDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(breaker, "FIRST_PAUSE", 3600.0)
+    service = Pass(lambda opened: opened())
+    monkeypatch.setattr(thread, "_breaker", breaker.Breaker(Trouble()))
+    thread.add_service(service)
+    database.go_away()
+    posted = [thread.post(knows("task")) for _ in range(5)]
+    eventually(lambda: not thread.answering)
+    service.at = 0.0
+    thread.expect(0.0)
+    for one in posted:
+        thread.cancel(one)
+    assert thread.stop(SOON)
+    assert (database.tries, service.passes) == (1, 0)
+
+
+def test_a_success_makes_the_next_pause_short_again() -> None:
+    one = breaker.Breaker(Trouble())
+    for _ in range(10):
+        one.failed(StoreUnavailable())
+    assert one.retry_at - time.monotonic() > 1
+    one.succeeded()
+    assert one.retry_at == 0.0
+    one.failed(StoreUnavailable())
+    assert one.retry_at - time.monotonic() < 0.2
+
+
+def test_a_pass_that_asks_nothing_does_not_turn_the_breaker_on(
+    thread: DatabaseThread, database: FakeDatabase
+) -> None:
+    service = Pass()
+    thread.add_service(service)
+    database.go_away()
+    posted = thread.post(knows("task"))
+    eventually(lambda: not thread.answering)
+    thread.cancel(posted)
+    service.at = 0.0
+    thread.expect(0.0)
+    assert service.passed.wait(SOON)
+    assert thread.stop(SOON)
+    assert not thread.answering
 
 
 def test_pauses_grow_to_a_bound_with_jitter() -> None:

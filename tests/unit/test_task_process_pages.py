@@ -130,3 +130,23 @@ def test_what_a_thread_reports_late_does_not_reach_the_next_attempts_page(
     (view,) = slate.pages()
     assert (view.task_id, view.generation()) == ("second", 0)
     process.end(second, COMPLETED)
+
+
+def test_a_flush_puts_on_the_page_what_an_exception_kept_from_it(
+    start_process: StartProcess, slate: Slate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = start_process(slate)
+    one = claimed(process)
+
+    def strike(*_: object) -> None:
+        monkeypatch.undo()
+        raise TimeoutError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Page, "write_brief", strike)
+        with pytest.raises(TimeoutError):
+            one.set_progress(60)
+    (view,) = slate.pages()
+    assert view.generation() == 0
+    assert one.flush_progress() is True
+    assert view.snapshot().json == '{"percent":60}'
