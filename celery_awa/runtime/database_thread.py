@@ -88,11 +88,10 @@ class DatabaseThread:
     def ask_briefly(self, work: Callable[[Store], T]) -> T:
         """Ask by courtesy: for a second at most, and not at all while the database is away."""
         errand = Errand(next(self._numbers), work, brief=True)
-        if self.answering:
-            try:
-                self.wait_briefly(self._hand_over(errand))
-            finally:
-                self._errands.pop(errand.number, None)
+        try:
+            self.wait_briefly(self._hand_over(errand))
+        finally:
+            self._errands.pop(errand.number, None)
         return self._answered(errand, "at once")
 
     def post(

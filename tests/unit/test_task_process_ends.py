@@ -114,6 +114,8 @@ def test_a_locked_or_refused_row_of_a_success_costs_no_other_its_row(
         one.set_progress(100)
         process.end(one, COMPLETED)
     eventually(lambda: len(database.rows) == 3)
+    # Only the locked one is tried again.
+    eventually(lambda: [new.task_id for new in process._completed._waiting] == ["task 1"])
     database.locked.clear()
     eventually(lambda: "task 1" in database.rows)
     assert "no row for task task 2" in caplog.text
