@@ -114,14 +114,24 @@ def test_a_locked_or_refused_row_of_a_success_costs_no_other_its_row(
         one.set_progress(100)
         process.end(one, COMPLETED)
     eventually(lambda: len(database.rows) == 3)
-    # Only the locked one is tried again.
-    eventually(lambda: [new.task_id for new in process._completed._waiting] == ["task 1"])
     database.locked.clear()
     eventually(lambda: "task 1" in database.rows)
     assert "no row for task task 2" in caplog.text
     before = len(database.statements)
     process.stop(SOON)
     assert len(database.statements) == before
+
+
+def test_of_a_batch_only_the_locked_rows_are_tried_again(
+    process: TaskProcess, database: FakeDatabase
+) -> None:
+    database.locked.add("task 1")
+    for n in range(5):
+        one = begin(process, f"task {n}")
+        one.set_progress(100)
+        process.end(one, COMPLETED)
+    eventually(lambda: [new.task_id for new in process._completed._waiting] == ["task 1"])
+    assert len(database.rows) == 4
 
 
 def test_kept_successes_hold_no_envelopes_and_are_bounded(
