@@ -232,9 +232,11 @@ def _exclusive(path: str) -> Iterator[None]:
             time.sleep(0.002)
         yield
     finally:
-        # Closing is not enough: a process forked meanwhile by another thread has this file too.
-        _locked(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
+        try:
+            # Closing is not enough: a process forked meanwhile by another thread has it too.
+            _locked(descriptor, fcntl.LOCK_UN)
+        finally:
+            os.close(descriptor)
 
 
 def _locked(descriptor: int, operation: int) -> bool:

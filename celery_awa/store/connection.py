@@ -33,6 +33,10 @@ _SCHEMA = (
     errors.UndefinedObject,
     errors.InvalidSchemaName,
 )
+#: Classes of SQLSTATE that speak of the server or the connection, not of what was sent:
+#: connection, transaction state, prepared statements, credentials, database, rollback, resources,
+#: object state, operator, system, internal. An error without a code is the driver's own.
+_AWAY = frozenset(["08", "25", "26", "28", "3D", "40", "53", "55", "57", "58", "F0", "XX"])
 _RIGHTS = "docs/deploy.md lists the rights that a worker and a migration need"
 
 
@@ -107,7 +111,10 @@ def translate(exc: psycopg.Error) -> AwaError:
         return SchemaError(f"{message}: {_RIGHTS}")
     if isinstance(exc, _SCHEMA):
         return SchemaError(message)
-    return StoreUnavailable(message)
+    if (exc.sqlstate or "08")[:2] in _AWAY:
+        return StoreUnavailable(message)
+    # Whatever else the server says, it says of this statement: a trigger may raise any code.
+    return StoreRefused(message)
 
 
 def first_line(exc: BaseException) -> str:

@@ -37,6 +37,12 @@ MEANINGS: dict[type[psycopg.Error], type[AwaError]] = {
     errors.TooManyConnections: StoreUnavailable,
     errors.DiskFull: StoreUnavailable,
     errors.IdleInTransactionSessionTimeout: StoreUnavailable,
+    errors.InvalidPassword: StoreUnavailable,
+    errors.ConnectionFailure: StoreUnavailable,
+    errors.DivisionByZero: StoreRefused,
+    errors.FeatureNotSupported: StoreRefused,
+    errors.NoDataFound: StoreRefused,
+    errors.StatementTooComplex: StoreRefused,
     psycopg.InterfaceError: StoreUnavailable,
     psycopg.OperationalError: StoreUnavailable,
 }
@@ -55,6 +61,13 @@ def test_a_drivers_error_becomes_ours_with_its_cause_and_first_line(
     assert str(caught.value).startswith("what happened")
     assert "\n" not in str(caught.value)
     assert caught.value.__cause__ is cause
+
+
+def test_a_code_of_a_triggers_own_is_of_its_row() -> None:
+    class Own(psycopg.DatabaseError):
+        sqlstate = "AW001"
+
+    assert type(translate(Own("not this row"))) is StoreRefused
 
 
 def test_an_error_without_words_is_told_by_its_name() -> None:
