@@ -21,8 +21,9 @@ help:  ## list these commands
 demo: $(READY)  ## index the standard library, with a retry and a killed child on the way
 	@$(BIN)/python examples/index_files.py
 
+# Most of the time tests wait, for processes and servers, so two files are run at a time.
 test: $(READY)  ## everything that a machine without services can run
-	@$(BIN)/python -m pytest tests/unit tests/integration tests/acceptance $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/integration tests/acceptance $(ARGS)
 
 check: $(READY)  ## format, lint, layers, types, unit tests
 	@$(BIN)/python -m ruff format --check .

@@ -83,26 +83,30 @@ def _database(server: str, template: str) -> Iterator[str]:
 
 
 class _ServicesRequired:
-    """Fails the run where a test that needs a service was skipped, or no test of a mark ran."""
+    """Fails the run where a test that needs a service was skipped, or no test of a mark ran.
+
+    Under pytest-xdist the first is found out by the processes that run the tests, the second by
+    the one that hears of them all.
+    """
 
     def __init__(self) -> None:
         self.ran: set[str] = set()
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(
-        self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Iterator[None]:
+    def pytest_runtest_makereport(self) -> Iterator[None]:
         report = yield
-        marks = [mark for mark in SERVICES if item.get_closest_marker(mark)]
-        if marks and report.skipped:
+        if report.skipped and SERVICES.intersection(report.keywords):
             report.outcome = "failed"
             report.longrepr = f"skipped, though services are required: {report.longrepr}"
-        elif report.when == "call":
-            self.ran.update(marks)
         return report
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call":
+            self.ran.update(SERVICES.intersection(report.keywords))
+
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        if exitstatus == pytest.ExitCode.OK and self.ran < SERVICES:
+        runs_a_part = hasattr(session.config, "workerinput")
+        if exitstatus == pytest.ExitCode.OK and self.ran < SERVICES and not runs_a_part:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

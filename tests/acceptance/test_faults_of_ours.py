@@ -44,7 +44,7 @@ def test_every_end_is_celerys_own_whatever_fails_in_ours(
     start: Start, client: ModuleType, tmp_path: Path, fault: str
 ) -> None:
     worker = start(fault, pool="threads")
-    revoked = client.wait.apply_async(("never",), countdown=1)
+    revoked = client.wait.apply_async(("never",), countdown=2)
     worker.wait_for_log(rf"\[{revoked.id}\] received")
     revoked.revoke()
     expected = {
@@ -74,14 +74,17 @@ def test_celerys_verdict_on_a_child_stands_whatever_fails_in_ours(
     # One after the other: a child that is killed takes along what it was handed already.
     lost = client.end.delay("kill")
     assert outcome(lost) == ("FAILURE", "Worker exited prematurely: signal 9 (SIGKILL)")
+    worker.wait_until_replaced(diary.wait_for("began", lost.id)["pid"])
     returned = client.come_back.delay(str(tmp_path / "killed"), "kill")
     assert outcome(returned) == ("SUCCESS", "again")
     over_time = client.wait.apply_async(("never",), time_limit=1)
     assert outcome(over_time) == ("FAILURE", "TimeLimitExceeded(1,)")
+    worker.wait_until_replaced(diary.wait_for("reported", over_time.id)["pid"])
     terminated = client.wait.delay("never")
-    diary.wait_for("reported", terminated.id)
+    child = diary.wait_for("reported", terminated.id)["pid"]
     terminated.revoke(terminate=True)
     assert outcome(terminated) == ("REVOKED", "terminated")
+    worker.wait_until_replaced(child)
     assert client.echo.delay("still there").get(timeout=10) == "still there"
     processes = len({entry["pid"] for entry in diary.entries()}) + 1
     assert 1 <= worker.log().count(" celery-awa") <= 2 * processes

@@ -32,6 +32,7 @@ FORK = POOLS[0]
 class Served:
     """A worker that takes the tasks of several tests, and what they look at."""
 
+    worker: Worker
     client: ModuleType
     jobs: Jobs
     diary: Diary
@@ -63,7 +64,7 @@ def served(
         worker = Worker("served", WorkerOptions(config=config, **options), folder)
         try:
             worker.ready()
-            yield Served(client, jobs, diary)
+            yield Served(worker, client, jobs, diary)
         finally:
             worker.end()
             client.app.close()
@@ -185,6 +186,8 @@ def test_a_time_limit_fails_once_with_the_last_percent(
     sent = served.client.report.apply_async((60, "x"), {"gate": gate.path}, **limits)
     assert "TimeLimitExceeded" in repr(outcome(sent))
     job = served.jobs.wait_for(sent.id, "failed")
+    if "time_limit" in limits:
+        served.worker.wait_until_replaced(served.diary.wait_for("reported", sent.id)["pid"])
     assert job.progress == {"percent": 60, "message": "x"}
     assert len(job.errors) == 1
     assert "TimeLimitExceeded" in job.errors[0].error
@@ -230,6 +233,7 @@ def test_system_exit_fails_and_keeps_where_celery_loses_the_task(
 def test_system_exit_in_a_child_fails_as_celery_says(served: Served) -> None:
     sent = served.client.exit_after.delay(3)
     assert served.jobs.wait_for(sent.id, "failed").metadata == {"last_id": 3}
+    served.worker.wait_until_replaced(served.diary.wait_for("began", sent.id)["pid"])
     if CELERY_CAN_STORE_AN_EXIT:
         assert "WorkerLostError" in repr(outcome(sent))
 

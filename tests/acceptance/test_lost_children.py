@@ -19,6 +19,8 @@ from tests.waiting import eventually
 Start = Callable[..., Worker]
 #: Nothing is written by the way: what is found afterwards was on the page.
 SELDOM = {"awa_write_interval": 60, "awa_heartbeat_interval": 60, "awa_stale_after": 240}
+#: With one child, and a task that runs in the one that follows it: a child that is still being
+#: spawned when its worker is killed does not notice.
 METHODS = ["fork", *(["spawn"] * CAN_SPAWN)]
 
 
@@ -32,7 +34,6 @@ def jobs(database_url: str) -> Iterator[Jobs]:
 def test_the_last_report_of_a_killed_child_is_kept_without_a_flush(
     start_worker: Start, client: ModuleType, jobs: Jobs, start_method: str
 ) -> None:
-    # One child: another would be spawned at the end of the test, and outlive its worker.
     start_worker(config=SELDOM, start_method=start_method, concurrency=1)
     sent = client.kill_process.delay(40, "x", {"last_id": 7})
     job = jobs.wait_for(sent.id, "failed", timeout=25)
@@ -40,6 +41,7 @@ def test_the_last_report_of_a_killed_child_is_kept_without_a_flush(
     assert (job.attempt, len(job.errors)) == (1, 1)
     assert "SIGKILL" in job.errors[0].error
     assert "WorkerLostError" in repr(sent.get(timeout=10, propagate=False))
+    assert client.echo.delay("the next child is up").get(timeout=20)
 
 
 def test_the_last_report_of_a_child_killed_after_its_claim_is_kept(
@@ -80,7 +82,9 @@ def test_a_returned_message_goes_on_from_the_killed_childs_last_report(
 ) -> None:
     late = {"task_acks_late": True, "task_reject_on_worker_lost": True}
     start_worker(
-        config={**SELDOM, **late, "awa_claim_after": claim_after}, start_method=start_method
+        config={**SELDOM, **late, "awa_claim_after": claim_after},
+        start_method=start_method,
+        concurrency=1,
     )
     sent = client.kill_process.delay(40, "x", {"last_id": 7}, marker=str(tmp_path / "killed"))
     assert sent.get(timeout=25) == {"last_id": 7}

@@ -47,10 +47,11 @@ def test_a_killed_child_is_replaced_and_its_task_fails(start_worker, client, dia
     children = worker.children()
     assert len(children) == 2
     lost = client.kill_process.delay(40, "x")
-    assert diary.wait_for("reported", lost.id)["pid"] in children
+    child = diary.wait_for("reported", lost.id)["pid"]
+    assert child in children
     with pytest.raises(WorkerLostError, match="signal 9"):
         outcome(lost)
-    eventually(lambda: len(worker.children()) == 2 and worker.children() != children)
+    worker.wait_until_replaced(child)
     assert outcome(client.echo.delay("still there")) == "still there"
 
 

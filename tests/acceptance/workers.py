@@ -18,9 +18,10 @@ from typing import Any
 
 import celery
 import pytest
-from celery import _state
+from celery import _state, signals
 from celery.app.defaults import NAMESPACES
 from celery.contrib.testing import worker as celery_testing
+from celery.result import AsyncResult
 
 from tests import processes
 from tests.acceptance.apps.configured import CONFIG_VARIABLE
@@ -104,11 +105,24 @@ class Worker:
         own = processes.command_line(self.pid)
         return [pid for pid in processes.children(self.pid) if _serves_pool(pid, own)]
 
+    def wait_until_replaced(self, child: int) -> None:
+        """Wait until the pool has another process in the place of this one.
+
+        To be called before the next task is sent wherever Celery ends a child: it says so before
+        it does, by result and log, and what the child is handed meanwhile is lost with it.
+        """
+
+        def replaced() -> bool:
+            now = self.children()
+            return child not in now and len(now) == self.wanted.concurrency
+
+        eventually(replaced, what=f"another child of {self.name} in place of {child}")
+
     def kill(self, sig: int = signal.SIGKILL) -> None:
         """Signal the worker's own process."""
         self.process.kill(sig)
 
-    def stop(self, sig: int = signal.SIGTERM, *, timeout: float = 10.0) -> int:
+    def stop(self, sig: int = signal.SIGTERM, *, timeout: float = 30.0) -> int:
         """Stop it warm, or cold by SIGQUIT, wait for its end and return the exit status.
 
         Raises AssertionError with the log when that takes longer; the worker is killed then.
@@ -177,6 +191,14 @@ def _serves_pool(pid: int, parents_command: str) -> bool:
     return command == parents_command or "billiard.spawn import spawn_main" in command
 
 
+class OftenPolled(AsyncResult):
+    """A result that a test waits for: one in a file announces nothing, so it is polled."""
+
+    def get(self, timeout: float | None = None, **options: Any) -> Any:
+        """As Celery's, but for looking ten times as often."""
+        return super().get(timeout, **{"interval": 0.05, **options})
+
+
 def load_app(name: str, config: Mapping[str, Any]) -> ModuleType:
     """A fresh copy of an app module under this configuration, for the side that sends tasks.
 
@@ -190,6 +212,7 @@ def load_app(name: str, config: Mapping[str, Any]) -> ModuleType:
     with _configured(config), _for_this_app_alone():
         spec.loader.exec_module(module)
         module.app.finalize()
+    module.app.AsyncResult = module.app.subclass_with_self(OftenPolled)
     return module
 
 
@@ -198,7 +221,10 @@ def worker_thread(app: celery.Celery) -> Iterator[Any]:
     """A solo worker in a thread of this process: the one that can serve the memory broker."""
     stopping, stopped = threading.Event(), threading.Event()
     waker = threading.Thread(target=_wake, args=(app, stopping, stopped))
-    with celery_testing.start_worker(app, pool="solo", perform_ping_check=False) as controller:
+    with (
+        _logging_left_alone(),
+        celery_testing.start_worker(app, pool="solo", perform_ping_check=False) as controller,
+    ):
         waker.start()
         try:
             yield controller
@@ -206,6 +232,20 @@ def worker_thread(app: celery.Celery) -> Iterator[Any]:
             stopping.set()
     stopped.set()
     waker.join()
+
+
+@contextmanager
+def _logging_left_alone() -> Iterator[None]:
+    # Celery would set the level of this process's root logger, and tests to come would miss
+    # warnings. Where somebody else says that he sees to the logging it does nothing.
+    def see_to_it(**_: Any) -> None:
+        pass
+
+    signals.setup_logging.connect(see_to_it)
+    try:
+        yield
+    finally:
+        signals.setup_logging.disconnect(see_to_it)
 
 
 def _wake(app: celery.Celery, stopping: threading.Event, stopped: threading.Event) -> None:
