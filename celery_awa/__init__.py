@@ -11,6 +11,7 @@ from .errors import (
     SettingsError,
     StoreUnavailable,
 )
+from .model import Cancel, Resend, StopReason
 from .plugin.bootstep import HeartbeatStep
 from .plugin.current import current_attempt
 from .plugin.install import install
@@ -21,14 +22,17 @@ __all__ = [
     "AwaError",
     "AwaMixin",
     "AwaTask",
+    "Cancel",
     "Client",
     "EmbeddedError",
     "HeartbeatStep",
     "InvalidProgress",
     "LeaseLost",
     "ProgressTooLarge",
+    "Resend",
     "SchemaError",
     "SettingsError",
+    "StopReason",
     "StoreUnavailable",
     "current_attempt",
     "install",

@@ -69,5 +69,17 @@ class SchemaError(AwaError):
     """The database schema is missing, older or newer than this package, or not ours."""
 
 
+class ForeignBroker(AwaError):
+    """A message belongs to another broker than the one at hand."""
+
+
+class ForeignEnvelope(AwaError):
+    """A message was kept by a newer celery-awa, which alone can read it."""
+
+
+class Unsendable(AwaError):
+    """The message of this job can never be sent again."""
+
+
 class EmbeddedError(AwaError):
     """The embedded PostgreSQL server could not be started."""

@@ -66,13 +66,37 @@ class Snapshot:
     json: str | None
 
 
+class StopReason(str, Enum):
+    """Why an attempt is asked to stop: ``AwaMixin.stop_reason``."""
+
+    #: A newer attempt has the job, or it has ended: nothing that this one does counts any more.
+    LEASE_LOST = "lease_lost"
+    #: Somebody asked for the job's cancellation.
+    CANCEL = "cancel"
+    #: The attempt has run for longer than the task's ``deadline``.
+    DEADLINE = "deadline"
+    #: The worker is shutting down.
+    WORKER_STOPPING = "worker_stopping"
+
+    __str__ = str.__str__
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A task's message, kept so that it can be sent again; ``whole``: with its arguments."""
+
+    data: bytes = field(repr=False)
+    whole: bool
+
+
 @dataclass(frozen=True, slots=True)
 class NewAttempt:
     """What a message says of its task: all that a claim needs to know of an attempt.
 
     ``run_token`` names the run; ``run_named`` tells whether the message named it itself (the
     header ``awa_run``) or a name was made up from the delivery. ``from_lease`` is the lease
-    that the message continues (the header ``awa_from``).
+    that the message continues (the header ``awa_from``). ``lost_policy`` and ``max_rescues`` say
+    what becomes of the job if its worker dies; ``deadline`` is the seconds an attempt may run.
     """
 
     token: str
@@ -88,11 +112,14 @@ class NewAttempt:
     max_attempts: int | None = None
     args_repr: str = ""
     kwargs_repr: str = ""
-    envelope: bytes | None = None
+    envelope: Envelope | None = None
     root_id: str | None = None
     parent_id: str | None = None
     group_id: str | None = None
     group_index: int | None = None
+    lost_policy: str = "fail"
+    max_rescues: int = 3
+    deadline: float | None = None
     #: When the attempt began, in this process's ``time.monotonic()``; None: it begins now.
     began_at: float | None = None
     #: True for a message that ends without having been executed (revoked, expired).
@@ -100,7 +127,11 @@ class NewAttempt:
 
 
 class Verdict(str, Enum):
-    """What a claim was told."""
+    """What a claim was told.
+
+    HELD: a live attempt has the job, and its row can bring the task back should that one die.
+    FINISHED: the run is over, or the message is a used copy. ENDED: this very attempt has ended.
+    """
 
     YOURS = "yours"
     HELD = "held"
@@ -141,7 +172,8 @@ class Transition:
 
     ``to`` is None where the row goes away (a replaced task). ``run_in`` is seconds from now,
     by the database's clock. ``unsent`` asks for a message that is not known to be published.
-    ``uncounted`` takes back the 1 that the claim added to the attempt number.
+    ``uncounted`` takes back the 1 that the claim added to the attempt number. A job whose
+    cancellation was asked for becomes cancelled instead of waiting for a message.
     ``retries`` is not moved: a row keeps the retries of the attempt that claimed it last, so
     that the message of a retry is always newer than its row.
     """
@@ -152,7 +184,7 @@ class Transition:
     run_in: float | None = None
     unsent: bool = False
     uncounted: bool = False
-    envelope: bytes | None = field(default=None, repr=False)
+    envelope: Envelope | None = None
 
 
 class Answer(str, Enum):
@@ -178,6 +210,88 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Thresholds:
+    """After how many seconds without a heartbeat a running attempt is stale.
+
+    ``duplicate_after`` counts instead where a copy of its message came (``duplicate_at``).
+    """
+
+    stale_after: float
+    duplicate_after: float
+
+
+@dataclass(frozen=True, slots=True)
+class LostJob:
+    """A job that is stale, past its deadline or past its callback's time, as a look saw it."""
+
+    lease: Lease
+    task_id: str
+    kind: str
+    #: When the attempt began, by the database's clock.
+    attempted_at: datetime
+
+
+class Rescue(str, Enum):
+    """What a rescue made of a job."""
+
+    REQUEUED = "requeued"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class UnsentJob:
+    """A job of which something is to be published: its message, or, once finished, its end.
+
+    ``state`` tells which: a failed or cancelled job's end is not known to the result backend yet.
+    """
+
+    lease: Lease
+    task_id: str
+    kind: str
+    state: JobState
+    run_token: str
+    envelope: Envelope | None
+    #: When the last attempt began, and when the next may; by the database's clock.
+    attempted_at: datetime | None
+    run_at: datetime | None
+    #: The last error that was recorded.
+    error: str | None
+    #: How often an operator had it sent again since its last claim.
+    resends: int = 0
+
+
+class Cancel(str, Enum):
+    """What a request for cancellation was told.
+
+    REQUESTED: the job runs, its next heartbeat asks it to stop. CANCELLED: it was waiting.
+    FINISHED: it had ended. UNKNOWN: it has no row.
+    """
+
+    REQUESTED = "requested"
+    CANCELLED = "cancelled"
+    FINISHED = "finished"
+    UNKNOWN = "unknown"
+
+    __str__ = str.__str__
+
+
+class Resend(str, Enum):
+    """What an operator's retry or restart was told.
+
+    LIVE: it runs or waits for its message already. NO_MESSAGE: what sending it again needs was
+    not kept.
+    """
+
+    DONE = "done"
+    LIVE = "live"
+    NO_MESSAGE = "no_message"
+    UNKNOWN = "unknown"
+
+    __str__ = str.__str__
+
+
+@dataclass(frozen=True, slots=True)
 class JobError:
     """One recorded failure of a job."""
 
@@ -198,7 +312,12 @@ class Job:
     attempt: int
     max_attempts: int | None
     retries: int
+    #: What becomes of it if its worker dies, "requeue" or "fail"; how often without advance.
+    lost_policy: str
+    max_rescues: int
     rescues: int
+    #: Whether what sending it again needs was kept.
+    resendable: bool
     run_lease: int
     worker: str | None
     args_repr: str
@@ -206,7 +325,13 @@ class Job:
     progress: dict[str, Any] | None
     progress_at: datetime | None
     heartbeat_at: datetime | None
+    #: When a copy of its message was dropped; the attempt's next heartbeat takes it away.
+    duplicate_at: datetime | None
+    deadline_at: datetime | None
+    cancel_requested: bool
     run_at: datetime | None
+    #: Not None: unsent, and due to be published then.
+    send_after: datetime | None
     created_at: datetime
     attempted_at: datetime | None
     finalized_at: datetime | None

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from threading import RLock
 from typing import Any, Final, Protocol
 
+from . import native
 from .errors import ProgressTooLarge
 from .model import Snapshot
 from .progress_brief import UNSET, Unset, encode_brief
@@ -66,9 +66,11 @@ class ProgressBuffer:
         self._sink = sink
         self._acknowledged = 0
         # Both can be taken again by their thread: a signal's handler may report or flush.
-        self._lock = RLock()
+        # Real ones, since the real thread beside greenlets takes them too; none is held across
+        # a switch.
+        self._lock = native.rlock()
         # Apart, so that the thread which talks to the database never waits for a reporting one.
-        self._acknowledging = RLock()
+        self._acknowledging = native.rlock()
 
     # --- reporting: the task's threads ---
 

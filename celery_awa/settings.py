@@ -33,9 +33,15 @@ class Settings:
     claim_after: float = 1.0
     #: How long an unused connection of a pool child stays open.
     connection_idle: float = 10.0
+    #: How often lost and unsent jobs are looked for.
+    rescue_interval: float = 10.0
+    #: Whether workers do that; if not, ``python -m celery_awa rescue`` must run somewhere.
+    rescue_in_workers: bool = True
+    #: How long a published message may not come until it is sent again.
+    resend_after: float = 3600.0
     #: Bytes of JSON that one snapshot may take.
     max_progress_bytes: int = 65_536
-    #: Bytes that an envelope may take; a larger one is not stored and cannot be sent again.
+    #: Bytes that an envelope may take; of a larger one the arguments are not kept.
     max_envelope_bytes: int = 262_144
     #: Folder of the slate; None: shared memory, else the temporary folder.
     slate_dir: str | None = None
@@ -86,6 +92,8 @@ def unknown_settings(names: Iterable[str]) -> list[str]:
 def _checked(name: str, kind: str, value: Any) -> Any:
     if kind.startswith("str"):
         return _text(name, value)
+    if kind == "bool":
+        return _flag(name, value)
     number = _number(name, value, whole=kind == "int")
     if number < 0 and name in _MAY_BE_ZERO:
         raise SettingsError(f"{PREFIX}{name} is {value!r}; it must not be less than 0")
@@ -101,6 +109,12 @@ def _text(name: str, value: Any) -> str:
         # The value itself is not shown: a URL given as bytes would tell its password.
         shown = "empty" if isinstance(value, str) else f"of type {type(value).__name__}"
         raise SettingsError(f"{PREFIX}{name} is {shown}; it must be a text that is not empty")
+    return value
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise SettingsError(f"{PREFIX}{name} is {value!r}; it must be True or False")
     return value
 
 

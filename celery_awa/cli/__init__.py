@@ -10,13 +10,14 @@ from ..errors import AwaError, SettingsError
 from ..settings import Settings
 from ..store import embedded
 from ..store.migrations import migrate
+from .rescue import rescue_command
 
 URL_VARIABLE = "AWA_DATABASE_URL"
 
 
 @click.group()
 def main() -> None:
-    """Look after the database of celery-awa."""
+    """Look after the database and the jobs of celery-awa."""
 
 
 @main.command("migrate")
@@ -46,6 +47,9 @@ def migrate_command(database_url: str | None, schema: str) -> None:
         if applied
         else f"schema {schema} is up to date"
     )
+
+
+main.add_command(rescue_command)
 
 
 def _url(option: str | None) -> str:

@@ -1,4 +1,4 @@
-"""Reading jobs from outside a task."""
+"""Jobs from outside a task: reading them, and what operators ask of them."""
 
 from .client import Client
 

@@ -1,30 +1,36 @@
-"""Runs in any process that wants to know how a job is doing: a web server, a script, a test."""
+"""Runs in any process that has to do with jobs of others: a web server, a script, a test."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
-from ..errors import SettingsError, StoreRefused, StoreUnavailable
-from ..model import Job, JobState
+from ..errors import ProgressTooLarge, RowLocked, SettingsError, StoreRefused, StoreUnavailable
+from ..model import Cancel, Job, JobState, Resend
+from ..progress import DEFAULT_LIMIT
+from ..progress_values import encode_pairs
+from ..settings import read_settings
 from ..store import canonical, embedded
-from ..store.connection import check_url
+from ..store.connection import check_url, connect_by
 from ..store.protocol import Store
 
 T = TypeVar("T")
 
 
 class Client:
-    """Reads jobs. One connection, opened at the first read; not for use from two threads at once.
+    """Reads jobs, and does what operators ask of them.
 
-    ``source``: a Celery app, whose ``awa_database_url`` and ``awa_schema`` count (else the
-    environment's AWA_DATABASE_URL), or a database URL. Use it as a context manager, or
-    ``close()`` it. Every read raises StoreUnavailable or SchemaError if the database cannot answer.
+    ``source``: a database URL, or a Celery app: what ``install`` was given counts, else its
+    ``awa_database_url``, else the environment's AWA_DATABASE_URL; and its ``awa_schema``. It has
+    one connection, opened at the first call, and is not for use from two threads at once. Use it
+    as a context manager, or ``close()`` it. Every method raises StoreUnavailable or SchemaError
+    if the database cannot answer, or keeps the row locked; then call it again.
     """
 
     def __init__(self, source: Any, *, schema: str | None = None) -> None:
-        self._url, configured = _named_by(source)
+        self._connect, configured, self._max_progress_bytes = _named_by(source)
         self._schema = schema or configured
         self._store: Store | None = None
         self._pid = os.getpid()
@@ -34,12 +40,7 @@ class Client:
 
         A task that ended within a second and reported nothing never had one.
         """
-        if not isinstance(task_id, str):
-            raise TypeError(f"task_id must be a text, not {type(task_id).__name__}")
-        try:
-            return self._read(lambda store: store.get_job(task_id))
-        except StoreRefused:
-            return None  # Postgres takes no such text, so no job has it
+        return self._of_task(task_id, lambda store: store.get_job(task_id), None)
 
     def list_jobs(
         self,
@@ -62,7 +63,7 @@ class Client:
         if kind is not None and not isinstance(kind, str):
             raise TypeError(f"kind must be the name of a task, not {type(kind).__name__}")
         try:
-            return self._read(
+            return self._ask(
                 lambda store: store.list_jobs(
                     state=wanted, kind=kind, limit=limit, before_id=before_id
                 )
@@ -70,8 +71,39 @@ class Client:
         except StoreRefused as exc:
             raise ValueError(f"kind or before_id is nothing that a job can have: {exc}") from exc
 
+    def request_cancel(self, task_id: str) -> Cancel:
+        """Cancel a job that waits; ask one that runs to stop, by its ``should_stop``.
+
+        Its result becomes revoked where it waited, and where it would retry or is lost later.
+        """
+        return self._of_task(task_id, lambda store: store.request_cancel(task_id), Cancel.UNKNOWN)
+
+    def retry(self, task_id: str) -> Resend:
+        """Have a failed or cancelled task sent again under its id, to go on from its checkpoint.
+
+        A worker's next look at unsent jobs publishes it (``awa_rescue_interval``).
+        """
+        return self._resend(task_id, keep_progress=True)
+
+    def restart(self, task_id: str) -> Resend:
+        """As :meth:`retry`, from the beginning: its progress is discarded.
+
+        Also of a task that waits, for instance for its next retry.
+        """
+        return self._resend(task_id, keep_progress=False)
+
+    def edit_checkpoint(self, task_id: str, metadata: Mapping[str, Any] | None) -> bool | None:
+        """Replace the metadata that the next attempt begins with; None takes it away.
+
+        True: done. False: the job runs or was completed, and nothing was changed. None: it has
+        no row. The values are checked as ``update_metadata`` checks them: InvalidProgress,
+        ProgressTooLarge.
+        """
+        text = None if metadata is None else _encoded(metadata, self._max_progress_bytes)
+        return self._of_task(task_id, lambda store: store.edit_checkpoint(task_id, text), None)
+
     def close(self) -> None:
-        """Close the connection; the next read opens a new one."""
+        """Close the connection; the next call opens a new one."""
         if self._pid != os.getpid():
             self._leave_inherited()
         store, self._store = self._store, None
@@ -84,17 +116,37 @@ class Client:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _read(self, read: Callable[[Store], T]) -> T:
+    def _resend(self, task_id: str, *, keep_progress: bool) -> Resend:
+        return self._of_task(
+            task_id,
+            lambda store: store.resend(task_id, keep_progress=keep_progress),
+            Resend.UNKNOWN,
+        )
+
+    def _of_task(self, task_id: str, question: Callable[[Store], T], unknown: T) -> T:
+        """Ask about one task; ``unknown`` where no job can have this id."""
+        if not isinstance(task_id, str):
+            raise TypeError(f"task_id must be a text, not {type(task_id).__name__}")
+        if not _is_storable(task_id):
+            return unknown
+        try:
+            return self._ask(question)
+        except RowLocked as exc:
+            raise StoreUnavailable(f"another transaction keeps the row locked: {exc}") from exc
+        except StoreRefused as exc:
+            raise StoreUnavailable(f"the database refused this: {exc}") from exc
+
+    def _ask(self, question: Callable[[Store], T]) -> T:
         if self._pid != os.getpid():
             self._leave_inherited()
         had_one = self._store is not None
         try:
-            return read(self._opened())
+            return question(self._opened())
         except StoreUnavailable:
             self.close()
             if not had_one:
                 raise
-        return read(self._opened())  # the connection had died while it was not used
+        return question(self._opened())  # the connection had died while it was not used
 
     def _leave_inherited(self) -> None:
         """In a forked process: the connection is the parent's, which goes on using it."""
@@ -105,25 +157,51 @@ class Client:
 
     def _opened(self) -> Store:
         if self._store is None:
-            self._store = canonical.open_store(embedded.resolve(self._url), self._schema)
+            self._store = canonical.open_store(self._connect(), self._schema)
         return self._store
 
 
-def _named_by(source: Any) -> tuple[str, str]:
+def _named_by(source: Any) -> tuple[Callable[[], Any], str, int]:
+    """What answers a URL to connect to, or a connection; the schema; bytes of a snapshot."""
     if isinstance(source, str):
-        check_url(source)
-        return source, "celery_awa"
+        return _resolved(source), "celery_awa", DEFAULT_LIMIT
     conf = getattr(source, "conf", None)
     if conf is None:
         raise SettingsError(
             f"Client() takes a Celery app or a database URL, not {type(source).__name__}"
         )
+    schema = conf.get("awa_schema") or "celery_awa"
+    limit = read_settings(conf.get)[0].max_progress_bytes
+    connect = getattr(source, "awa_connect", None)
+    if connect is not None:
+        return partial(connect_by, connect), schema, limit
     url = getattr(source, "awa_database_url", None) or conf.get("awa_database_url")
     url = url or os.environ.get("AWA_DATABASE_URL")
     if not url:
         raise SettingsError("this app names no database: set awa_database_url")
+    return _resolved(url), schema, limit
+
+
+def _resolved(url: str) -> Callable[[], str]:
     check_url(url)
-    return url, conf.get("awa_schema") or "celery_awa"
+    return partial(embedded.resolve, url)
+
+
+def _encoded(metadata: Mapping[str, Any], limit: int) -> str:
+    """The checkpoint as JSON, checked as an attempt's own."""
+    text = f"{{{','.join(encode_pairs(metadata, limit).values())}}}"
+    size = len(f'{{"metadata":{text}}}'.encode())
+    if size > limit:
+        raise ProgressTooLarge(size, limit)
+    return text
+
+
+def _is_storable(text: str) -> bool:
+    """Whether Postgres takes it as a text."""
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:
+        return False
 
 
 def _state(state: JobState | str) -> JobState:

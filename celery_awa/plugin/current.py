@@ -14,6 +14,7 @@ from typing import Any
 from celery.exceptions import SoftTimeLimitExceeded
 
 from ..runtime.attempt import Attempt
+from ..runtime.rescuer import Rescuer
 from ..runtime.task_process import TaskProcess
 from ..runtime.trouble import Trouble
 from ..runtime.worker_pages import WorkerPages
@@ -32,8 +33,12 @@ class Here:
 
     process: TaskProcess | None = None
     pages: WorkerPages | None = None
+    #: In a worker, unless it leaves rescues to others.
+    rescuer: Rescuer | None = None
     #: True in a pool child, where the worker gives the verdict on an aborted attempt.
     is_child: bool = False
+    #: Seconds of the worker's own hard time limit, for tasks that have none.
+    time_limit: float | None = None
 
     def __init__(self) -> None:
         #: What a fork handed down; kept, so that nothing of it is closed on the parent's behalf.
@@ -91,10 +96,11 @@ def attempt_of(request: Any) -> Attempt | None:
 
 def _leave_inherited() -> None:
     """In a forked child: nothing of the parent's is ours. A pool child starts its own later."""
-    here.inherited += [part for part in (here.process, here.pages) if part is not None]
+    parts = (here.process, here.pages, here.rescuer)
+    here.inherited += [part for part in parts if part is not None]
     if here.process is not None:
         here.process.detach()
-    here.process = here.pages = None
+    here.process = here.pages = here.rescuer = None
     here.is_child = False
 
 

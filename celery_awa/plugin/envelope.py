@@ -1,25 +1,26 @@
 """Runs where an attempt is claimed or ended: the message of a task, kept so it can be sent again.
 
-JSON, with the body in the task's own serializer and base64. It holds arguments in the clear, so
-no view shows it, and it goes when it is not needed.
+JSON, with the body as it was, in base64. It holds arguments in the clear, so no view shows it,
+and it goes when it is not needed.
 """
 
 from __future__ import annotations
 
+import base64
+from dataclasses import fields
 from typing import Any
 
-import msgspec
-from kombu.serialization import dumps
+from kombu.utils.json import dumps, loads
 
+from ..errors import ForeignEnvelope, Unsendable
+from ..model import Envelope
+from . import wire
 from .current import trouble
+from .wire import Message
 
-VERSION = 1
-_CANVAS = ("callbacks", "errbacks", "chain", "chord")
-_PROTOCOL = (
-    "root_id", "parent_id", "group", "group_index", "retries", "eta", "expires", "timelimit",
-    "origin", "shadow", "ignore_result", "replaced_task_nesting", "stamped_headers", "stamps",
-)  # fmt: skip
-_PROPERTIES = ("reply_to", "correlation_id", "priority", "delivery_mode", "expiration")
+#: Of the form of an envelope's data. An envelope of another version is not read.
+VERSION = 2
+_FIELDS = tuple(field.name for field in fields(Message))
 
 
 def lost_policy(task: Any) -> str:
@@ -30,23 +31,41 @@ def lost_policy(task: Any) -> str:
     return task.lost_policy or ("requeue" if task.acks_late else "fail")
 
 
-def while_running(task: Any, request: Any) -> bytes | None:
-    """The envelope that a claim stores: whole under policy requeue, else without arguments."""
-    return build(task, request, whole=lost_policy(task) == "requeue")
+def keep(request: Any, token: str) -> None:
+    """Have the attempt find the message of Celery's worker request; called once it is made.
 
-
-def build(
-    task: Any,
-    request: Any,
-    *,
-    whole: bool = True,
-    args: Any = None,
-    kwargs: Any = None,
-    retries: int | None = None,
-) -> bytes | None:
-    """The envelope, or None where it cannot be made or is above ``awa_max_envelope_bytes``."""
+    ``token``: of the attempt that the request leads to.
+    """
     try:
-        data = _encoded(task, request, whole, args, kwargs, retries)
+        wire.keep(request, token)
+    except Exception as exc:
+        trouble.warn("bug", "celery-awa: a received message is not kept", exc_info=exc)
+
+
+def while_running(task: Any, request: Any) -> Envelope | None:
+    """The envelope that a claim stores: whole under policy requeue, else without arguments."""
+    if lost_policy(task) == "requeue":
+        return build(task, request)
+    return _sealed(task, request, None, whole=False)
+
+
+def build(task: Any, request: Any, signature: Any = None) -> Envelope | None:
+    """The whole envelope of a request, or of the signature that continues it.
+
+    Where that cannot be made or is above ``awa_max_envelope_bytes``, the one without arguments,
+    which is enough to fail the task; None where even that is too much.
+    """
+    return _sealed(task, request, signature, whole=True) or _sealed(
+        task, request, signature, whole=False
+    )
+
+
+def _sealed(task: Any, request: Any, signature: Any, *, whole: bool) -> Envelope | None:
+    try:
+        message = None if signature else wire.received(task, request, whole=whole)
+        if message is None:
+            message = wire.continued(task, request, signature, whole=whole)
+        data = _written(message)
     except Exception as exc:  # serializers and users' objects raise whatever they like
         trouble.warn("envelope", "celery-awa: a message cannot be kept", exc_info=exc)
         return None
@@ -61,37 +80,34 @@ def build(
             limit,
         )
         return None
-    return data
+    return Envelope(data, whole)
 
 
-def _encoded(
-    task: Any, request: Any, whole: bool, args: Any, kwargs: Any, retries: int | None
-) -> bytes:
-    canvas = {name: getattr(request, name) for name in _CANVAS}
-    body = (
-        (request.args if args is None else args) if whole else (),
-        (request.kwargs if kwargs is None else kwargs) if whole else {},
-        canvas,
-    )
-    serializer = task.serializer or task.app.conf.task_serializer
-    content_type, content_encoding, data = dumps(body, serializer)
-    properties = request.properties or {}
-    protocol = {name: getattr(request, name, None) for name in _PROTOCOL}
-    if retries is not None:
-        protocol["retries"] = retries
-    return msgspec.json.encode(
-        {
-            "version": VERSION,
-            "task": task.name,
-            "id": request.id,
-            "lost_policy": lost_policy(task),
-            "whole": whole,
-            "content_type": content_type,
-            "content_encoding": content_encoding,
-            "body": data if isinstance(data, bytes) else data.encode(),
-            "protocol": protocol,
-            "headers": dict(request.headers or {}),
-            "properties": {name: properties.get(name) for name in _PROPERTIES},
-            "delivery_info": dict(request.delivery_info or {}),
-        }
-    )
+def _written(message: Message) -> bytes:
+    # kombu's JSON, as most transports write it: dates and decimals among the headers come back.
+    known = {name: getattr(message, name) for name in _FIELDS}
+    body = base64.b64encode(message.body).decode()
+    return dumps({**known, "version": VERSION, "body": body}).encode()  # type: ignore[no-any-return]  # kombu ships no types
+
+
+def opened(envelope: Envelope | None) -> Message:
+    """The message that an envelope holds.
+
+    Raises Unsendable where there is none that can be read, ForeignEnvelope where a newer worker
+    can, while not all of them are.
+    """
+    if envelope is None:
+        raise Unsendable("it was not kept")
+    try:
+        found = loads(envelope.data)
+        version = found.pop("version", None)
+        if version == VERSION:
+            return Message(**{**found, "body": base64.b64decode(found["body"])})
+    except Exception as exc:
+        raise Unsendable(f"its envelope cannot be read: {exc}") from exc
+    text = f"its envelope has version {version}, this celery-awa reads {VERSION}"
+    raise ForeignEnvelope(text) if _is_newer(version) else Unsendable(text)
+
+
+def _is_newer(version: object) -> bool:
+    return isinstance(version, int) and version > VERSION

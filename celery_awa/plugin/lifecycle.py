@@ -20,8 +20,9 @@ from ..model import Answer, Ended, JobState, Transition, Verdict
 from ..runtime.attempt import Attempt
 from ..runtime.ending import error_text
 from ..runtime.task_process import TaskProcess
+from ..runtime.trouble import logger
 from ..settings import Settings
-from . import envelope, message
+from . import envelope, message, wire
 from .current import ON_REQUEST, attempt_of, bugs_told, here, is_ours, trouble
 
 #: Where a request carries what publishes its continuation, for one signature.
@@ -32,13 +33,14 @@ _kept_by_eager: dict[str, dict[str, Any] | None] = {}
 
 
 class Dropped(Ignore):  # type: ignore[misc]  # celery ships no types
-    """A copy of a message that must not run: its run is over, or a newer message is awaited."""
+    """A copy of a message that must not run: a live attempt has the job, or the run is over."""
 
 
 def begin(task: Any) -> Attempt | None:
     """The attempt that this call of a task begins; None for direct and nested calls.
 
-    Raises Dropped for a late copy. Any fault of ours is told and costs the attempt its row only.
+    Raises Dropped for a copy that must not run. Any fault of ours is told and costs the attempt
+    its row only.
     """
     request = task.request_stack.top
     if request is None or request.called_directly or request.id is None:
@@ -64,13 +66,14 @@ def _new_attempt(task: Any, request: Any) -> Attempt:
     process = None if request.is_eager else here.process
     settings = process.settings if process is not None else _DEFAULTS
     return Attempt(
-        message.new_token(),
+        wire.token_of(request) or message.new_token(),
         request.id,
         describe,
         process,
         owner=task,
         limit=settings.max_progress_bytes,
         number=(request.retries or 0) + 1,
+        deadline=None if request.is_eager else task.deadline,
     )
 
 
@@ -79,22 +82,33 @@ def _enter(process: TaskProcess, task: Any, request: Any, attempt: Attempt) -> N
     with bugs_told("it cannot be told whether the transport flags redeliveries"):
         look = bool(task.acks_late) and not _flags_redelivery(task.app)
     with bugs_told("an attempt could not begin"):
-        redelivered = (request.delivery_info or {}).get("redelivered")
-        process.begin(
-            attempt,
-            claim=bool(
-                request.retries
-                or redelivered
-                or request.awa_from_lease is not None
-                or process.settings.claim_after == 0
-            ),
-            look=look,
-        )
-    claim = attempt.claim
-    if claim is not None and claim.verdict is not Verdict.YOURS:
-        with bugs_told("a late copy was not forgotten"):
-            process.end(attempt, Transition(None))  # the lease is not ours: writes nothing
-        raise Dropped(f"celery-awa: late copy of task {attempt.task_id}, dropped")
+        claim = process.settings.claim_after == 0 or _continues(request) or _is_only_copy(task)
+        process.begin(attempt, claim=claim, look=look)
+    if attempt.claim is not None:
+        _drop_unless_yours(process, attempt, attempt.claim.verdict)
+
+
+def _continues(request: Any) -> bool:
+    """Whether the message is known not to be the first of its run."""
+    redelivered = (request.delivery_info or {}).get("redelivered")
+    return bool(request.retries or redelivered or request.awa_from_lease is not None)
+
+
+def _is_only_copy(task: Any) -> bool:
+    """Whether our row is to bring the task back, since the broker has forgotten its message."""
+    return not task.acks_late and envelope.lost_policy(task) == "requeue"
+
+
+def _drop_unless_yours(process: TaskProcess, attempt: Attempt, verdict: Verdict) -> None:
+    if verdict is Verdict.YOURS:
+        return
+    held = verdict is Verdict.HELD
+    why = "a live attempt has it" if held else "its run is over, or a newer message is awaited"
+    with bugs_told("a copy that must not run was not forgotten"):
+        process.end(attempt, Transition(None))  # the lease is not ours: writes nothing
+        # Celery says "ignored" alone.
+        logger.info("celery-awa: a copy of task %s is dropped: %s", attempt.task_id, why)
+    raise Dropped(f"celery-awa: a copy of task {attempt.task_id} is dropped: {why}")
 
 
 @functools.lru_cache(maxsize=8)
@@ -127,7 +141,16 @@ def superseded(attempt: Attempt, ended: Ended | None) -> bool:
 def note_raised(request: Any, exc: BaseException) -> None:
     """Remember of an exception what the end of the attempt needs; not the exception itself."""
     request.awa_requeue = exc.requeue if isinstance(exc, Reject) else None
+    request.awa_timed_out = _is_green_timeout(exc)
     request.awa_error = error_text(exc)
+
+
+def _is_green_timeout(exc: BaseException) -> bool:
+    """Whether this is what gevent cuts a greenlet off with when its time is over."""
+    return any(
+        (base.__module__, base.__qualname__) == ("gevent.timeout", "Timeout")
+        for base in type(exc).__mro__
+    )
 
 
 def end(task: Any, request: Any, transition: Transition) -> Ended | None:
@@ -198,13 +221,7 @@ class Retrying:
             error=self._error,
             run_in=seconds_until(signature.options),
             unsent=True,
-            envelope=envelope.build(
-                self._task,
-                request,
-                args=signature.args,
-                kwargs=signature.kwargs,
-                retries=signature.options.get("retries"),
-            ),
+            envelope=envelope.build(self._task, request, signature),
         )
         try:
             return end(self._task, request, transition)
@@ -245,7 +262,7 @@ def publish_failure_kept(retrying: Retrying) -> Iterator[None]:
         yield
     except Reject as exc:
         if isinstance(exc.reason, LeaseLost):
-            raise Ignore("celery-awa: a newer attempt has this task") from exc
+            raise Ignore("celery-awa: this task has a newer attempt, or ended") from exc
         if retrying.kept:
             raise Ignore(f"celery-awa: retry not published, kept as unsent: {exc.reason}") from exc
         raise
@@ -257,7 +274,7 @@ def before_replace(task: Any, attempt: Attempt) -> None:
     with bugs_told("the row of a replaced task was not removed"):
         ended = end(task, task.request, Transition(None))
     if superseded(attempt, ended):
-        raise Ignore("celery-awa: a newer attempt has this task")
+        raise Ignore("celery-awa: this task has a newer attempt, or ended")
 
 
 def replace_failed(attempt: Attempt) -> None:

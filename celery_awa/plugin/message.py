@@ -77,6 +77,9 @@ def describe(task: Any, request: Any, token: str, *, from_lease: int | None) -> 
         parent_id=_text(request.parent_id),
         group_id=_text(request.group),
         group_index=request.group_index,
+        lost_policy=envelope.lost_policy(task),
+        max_rescues=task.max_rescues,
+        deadline=task.deadline,
     )
 
 

@@ -7,17 +7,19 @@ raises; ours tell it as every other trouble of ours is told.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from celery import current_app, signals, states
+from celery.exceptions import Reject
 
 from ..model import JobState, Transition
 from ..runtime.ending import error_text
 from ..runtime.trouble import logger
-from . import checks, lifecycle, publish, start, verdict
+from . import aborted, checks, lifecycle, publish, start, verdict
 from .bootstep import HeartbeatStep
-from .current import attempt_of, here, is_ours, trouble
+from .current import attempt_of, bugs_told, here, is_ours, trouble
 
 
 def connect() -> None:
@@ -74,9 +76,34 @@ def on_postrun(task: Any, /, state: str | None = None, **_: Any) -> None:
     """In the executing process: the last thing that always runs while Python unwinds."""
     request = task.request
     attempt = attempt_of(request)
-    if attempt is not None and not attempt.ended:
+    failure = _failure_of_celery(request)
+    if failure is not None and (attempt is None or not attempt.ended):
+        _leave_without_signal(task, request, failure)
+    elif attempt is not None and not attempt.ended:
         _leave(task, request, state)
     lifecycle.let_go(request, retried=state == states.RETRY)
+    aborted.forget(request.id)
+
+
+def _failure_of_celery(request: Any) -> Exception | None:
+    """What strikes Celery's own steps around the body: a result backend that is away, a hook.
+
+    Then it sends no signal but this one, while the exception passes. MemoryError ends a pool
+    child, which is its worker's to judge.
+    """
+    passing = sys.exc_info()[1]
+    if request.is_eager or isinstance(passing, MemoryError) or not isinstance(passing, Exception):
+        return None
+    return passing
+
+
+def _leave_without_signal(task: Any, request: Any, failure: Exception) -> None:
+    if isinstance(failure, Reject) and failure.requeue:
+        lifecycle.end_whole(task, request, JobState.AVAILABLE, unsent=True)
+        return
+    # As Celery takes it, also where the body had returned. To be told, if nobody could be.
+    error = getattr(request, "awa_error", None) or error_text(failure)
+    lifecycle.end_whole(task, request, JobState.FAILED, error, unsent=True)
 
 
 def _leave(task: Any, request: Any, state: str | None) -> None:
@@ -85,12 +112,13 @@ def _leave(task: Any, request: Any, state: str | None) -> None:
         lifecycle.end_whole(task, request, JobState.CANCELLED)
     elif state == states.REJECTED and getattr(request, "awa_requeue", False):
         lifecycle.end_whole(task, request, JobState.AVAILABLE, unsent=True)
-    elif state == states.REJECTED:
+    elif state in (states.REJECTED, states.FAILURE):
         lifecycle.end_whole(task, request, JobState.FAILED, error)
+    elif state == states.SUCCESS:
+        # A time limit that struck in our receiver, say: nobody else would end it any more.
+        lifecycle.end(task, request, Transition(JobState.COMPLETED))
     elif state is None and not here.is_child:
-        # Aborted, and no verdict will come. With acks_late the message comes back some day.
-        to = JobState.AVAILABLE if task.acks_late else JobState.FAILED
-        lifecycle.end_whole(task, request, to, error or "aborted", unsent=bool(task.acks_late))
+        aborted.end(task, request)
 
 
 def on_process_init(**_: Any) -> None:
@@ -104,6 +132,12 @@ def on_process_init(**_: Any) -> None:
 def on_process_shutdown(**_: Any) -> None:
     """In a pool child that leaves in order."""
     start.stop_child()
+
+
+def on_worker_shutting_down(**_: Any) -> None:
+    """In a worker, in the handler of the signal that stops it: attempts may look for this."""
+    with bugs_told("no attempt knows that its worker stops"):
+        start.worker_stopping()
 
 
 def on_worker_ready(sender: Any = None, **_: Any) -> None:
@@ -121,6 +155,7 @@ _RECEIVERS = (
     (signals.worker_process_init, on_process_init),
     (signals.worker_process_shutdown, on_process_shutdown),
     (signals.worker_ready, on_worker_ready),
+    (signals.worker_shutting_down, on_worker_shutting_down),
     (signals.task_success, on_success),
     (signals.task_failure, on_failure),
     (signals.task_retry, on_retry),

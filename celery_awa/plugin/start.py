@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from celery.concurrency.prefork import TaskPool
 
 from ..errors import SettingsError
+from ..runtime.adoption import Adoption
+from ..runtime.database_digest import database_digest
+from ..runtime.rescuer import Rescuer
 from ..runtime.slate import Slate, SlateUnavailable
 from ..runtime.task_process import TaskProcess
 from ..runtime.trouble import logger
 from ..runtime.worker_pages import WorkerPages
 from ..settings import Settings, read_settings
 from ..store import canonical, embedded, migrations
+from ..store.connection import connect_by
 from ..store.protocol import Store
 from . import checks
-from .current import Here, here, trouble
+from .current import Here, bugs_told, here, trouble
+from .sending import Courier
 from .verdict import hear_verdicts
 
 #: Tells children, spawned ones too, that their worker has the step; the slate's path or "".
@@ -25,27 +32,57 @@ SLATE_VARIABLE = "CELERY_AWA_SLATE"
 URL_VARIABLE = "AWA_DATABASE_URL"
 #: Where an app keeps the URL that was given to ``install``; Client reads it too.
 URL_ATTRIBUTE = "awa_database_url"
+#: The same for what opens a connection.
+CONNECT_ATTRIBUTE = "awa_connect"
+#: What ends a pool child. billiard masks it while it holds the lock of the pipe that the children
+#: share for their results; taken by another thread it would end the child there, and its siblings
+#: would wait for the lock for ever.
+ENDING_CHILDREN = (signal.SIGTERM, signal.SIGQUIT)
 #: Bytes of a page's record above the limit of a snapshot: keys and punctuation.
 RECORD_SLACK = 1_024
-#: Seconds that a stopping worker or child spends on what is left to write.
-LAST_WRITES = 3.0
+#: Seconds that a stopping worker or child spends on what is left to write, and for which a
+#: stopping worker waits for the job that its rescuer has at hand.
+LAST_WRITES, LAST_RESCUE = 3.0, 2.0
 
 
-def start_worker(app: Any, pool_cls: Any, children: int) -> None:
-    """In the worker, before the pool."""
+def start_worker(worker: Any, children: int) -> None:
+    """In the worker, before the pool of at most so many children."""
+    app, pool_cls = worker.app, worker.pool_cls
     settings = settings_of(app)
     _start_embedded(settings)
-    checks.report(app)
+    with bugs_told("what is set up wrongly cannot be told"):
+        checks.report(app)
+    here.time_limit = worker.time_limit
+    for task in checks.our_tasks(app):
+        hear_verdicts(task)
+    connects = getattr(app, CONNECT_ATTRIBUTE, None) is not None
+    digest = database_digest(
+        settings.database_url, settings.schema, app=str(app.main) if connects else None
+    )
+    adoption = Adoption(digest, settings, trouble, _wake_rescuer)
+    opener = store_opener(app, settings)
     if isinstance(pool_cls, type) and issubclass(pool_cls, TaskPool):
-        slate = _create_slate(settings, children)
+        slate = _create_slate(settings, children, digest)
         os.environ[SLATE_VARIABLE] = slate.path if slate is not None else ""
-        for task in checks.our_tasks(app):
-            hear_verdicts(task)
-        here.pages = WorkerPages(slate, settings, store_opener(app, settings), trouble)
+        here.pages = WorkerPages(slate, settings, opener, trouble, adoption=adoption)
         here.pages.start()
     else:
-        here.process = TaskProcess(settings, store_opener(app, settings), trouble)
+        here.process = TaskProcess(settings, opener, trouble, adoption=adoption)
         here.process.start()
+    _start_rescuer(app, settings)
+
+
+def _start_rescuer(app: Any, settings: Settings) -> None:
+    service = here.pages or here.process
+    if service is None or not settings.rescue_in_workers or not names_database(app):
+        return
+    here.rescuer = Rescuer(service.database, Courier(app), settings, trouble)
+    here.rescuer.start()
+
+
+def _wake_rescuer() -> None:
+    if here.rescuer is not None:
+        here.rescuer.wake()
 
 
 def _start_embedded(settings: Settings) -> None:
@@ -68,12 +105,28 @@ def _resolved(url: str, schema: str) -> str:
     return resolved
 
 
-def stop_worker() -> None:
-    """In the worker, after the pool has drained."""
+def worker_stopping() -> None:
+    """In the worker, also in a signal's handler: its attempts may look for this and stop."""
     service = here.pages or here.process
-    here.pages = here.process = None
+    if service is not None:
+        service.worker_stopping()
+
+
+def attempts_go_on() -> bool:
+    """Whether tasks run in this very process that have not ended."""
+    running = [] if here.process is None else here.process.in_flight.all()
+    return any(not attempt.ended for attempt in running)
+
+
+def stop_worker(*, dying: bool = False) -> None:
+    """In the worker, after the pool has drained; ``dying``: whatever still runs ends as well."""
+    service = here.pages or here.process
+    rescuer = here.rescuer
+    here.pages = here.process = here.rescuer = None
     os.environ.pop(SLATE_VARIABLE, None)
-    if service is not None and not service.stop(LAST_WRITES):
+    if rescuer is not None:
+        rescuer.stop(LAST_RESCUE)
+    if service is not None and not service.stop(LAST_WRITES, dying=dying):
         logger.warning("celery-awa: the database did not confirm all that was left to write")
 
 
@@ -96,6 +149,7 @@ def start_child(app: Any) -> None:
         trouble,
         slate=slate,
         idle_after=settings.connection_idle,
+        blocks=ENDING_CHILDREN,
     )
 
 
@@ -114,8 +168,13 @@ def settings_of(app: Any, *, quiet: bool = False) -> Settings:
 
 
 def setting(app: Any, name: str) -> Any:
-    """One setting: given to install, else configured, else, for the URL, the environment."""
+    """One setting: given to install, else configured, else, for the URL, the environment.
+
+    Where ``install`` was given something that opens connections, no URL counts.
+    """
     if name == "awa_database_url":
+        if getattr(app, CONNECT_ATTRIBUTE, None) is not None:
+            return None
         return (
             getattr(app, URL_ATTRIBUTE, None) or app.conf.get(name) or os.environ.get(URL_VARIABLE)
         )
@@ -126,6 +185,9 @@ def store_opener(app: Any, settings: Settings) -> Callable[[], Store]:
     """How this process opens its store; embedded servers are started and migrated on the way."""
 
     def open_store() -> Store:
+        connect = getattr(app, CONNECT_ATTRIBUTE, None)
+        if connect is not None:
+            return canonical.open_store(connect_by(connect), settings.schema)
         if settings.database_url is None:
             raise SettingsError(
                 "no database is named: pass database_url to install(), or set "
@@ -137,24 +199,34 @@ def store_opener(app: Any, settings: Settings) -> Callable[[], Store]:
     return open_store
 
 
+def names_database(app: Any) -> bool:
+    """Whether it is said anywhere which database to use."""
+    named = setting(app, "awa_database_url") is not None
+    return named or getattr(app, CONNECT_ATTRIBUTE, None) is not None
+
+
 def report(found: Here) -> dict[str, Any]:
     """What ``celery inspect stats`` shows of us."""
     service = found.pages or found.process
     if service is None:
         return {}
+    database = service.database
+    reason = {} if database.answering else {"reason": database.reason}
+    rescued = {} if found.rescuer is None else {"rescues": asdict(found.rescuer.totals())}
     return {
-        "database": "answering" if service.database.answering else "away",
+        "database": "answering" if database.answering else "away",
+        **reason,
         "attempts": service.attempts(),
-        "dropped": service.database.dropped,
+        "dropped": database.dropped,
+        **rescued,
     }
 
 
-def _create_slate(settings: Settings, children: int) -> Slate | None:
+def _create_slate(settings: Settings, children: int, database: bytes) -> Slate | None:
     # Twice as many pages as children: an attempt whose end is not confirmed keeps its page.
+    pages, record_bytes = 2 * children + 2, settings.max_progress_bytes + RECORD_SLACK
     try:
-        return Slate.create(
-            settings.slate_dir, 2 * children + 2, settings.max_progress_bytes + RECORD_SLACK
-        )
+        return Slate.create(settings.slate_dir, pages, record_bytes, database)
     except SlateUnavailable as exc:
         logger.warning(
             "celery-awa: no slate, so each child heartbeats for itself and a killed child "

@@ -13,15 +13,15 @@ from typing import Any
 from celery import Task
 from celery.exceptions import Ignore, Retry
 
-from ..errors import InvalidProgress, SettingsError
+from ..errors import InvalidProgress
+from ..model import StopReason
 from ..progress import ProgressBuffer
 from ..progress_brief import UNSET, Unset
 from ..runtime.attempt import Attempt
-from . import lifecycle, signals, verdict
+from . import lifecycle, options, signals, verdict
 from .current import attempt_of, current_attempt, running
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
-_POLICIES = ("requeue", "fail")
 
 
 class AwaMixin:
@@ -34,18 +34,24 @@ class AwaMixin:
     #: Marks the classes of ours, through proxies too.
     awa_task = True
 
-    #: What becomes of a task whose worker died where Celery gave no verdict: "requeue" or
-    #: "fail". None: "requeue" where ``acks_late``, else "fail". Stored now, acted on later.
+    #: What becomes of a task whose worker died, where Celery gave no verdict: "requeue" sends it
+    #: again, "fail" fails it. None: "requeue" where ``acks_late``, which is Celery's own word for
+    #: "safe to run twice", else "fail".
     lost_policy: str | None = None
+
+    #: How often it is sent again without having advanced, which is a change of its checkpoint.
+    #: Then it fails. A run is sent again 20 times in all, whatever its checkpoint says.
+    max_rescues: int = 3
+
+    #: Seconds that one attempt may run; None: as long as it likes. An attempt that runs for
+    #: longer is asked to stop, loses its job and is treated by ``lost_policy``. It is not killed.
+    deadline: float | None = None
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
+        """Raises SettingsError for an option with a value that is not allowed."""
         super().on_bound(app)  # type: ignore[misc]  # celery.Task comes after us in the MRO
-        if cls.lost_policy is not None and cls.lost_policy not in _POLICIES:
-            raise SettingsError(
-                f"lost_policy of task {cls.name} is {cls.lost_policy!r}; "  # type: ignore[attr-defined]  # celery.Task's
-                "it must be 'requeue', 'fail' or None"
-            )
+        options.check(cls)
         signals.connect()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -81,6 +87,27 @@ class AwaMixin:
     def attempt(self) -> Attempt | None:
         """The running attempt, a handle for other threads; None outside one."""
         return self._awa_attempt()
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether this attempt is asked to stop; ``stop_reason`` says why.
+
+        Cheap and without I/O: look between two steps of the work. Nobody stops an attempt that
+        does not look. False outside an attempt and in eager mode.
+        """
+        return self.stop_reason is not None
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        """Why this attempt is asked to stop, the gravest reason first; None: it is not.
+
+        LEASE_LOST: a newer attempt has the job, or it has ended; whatever this one returns is
+        dropped. CANCEL: somebody asked for the job's cancellation. DEADLINE: it has run for
+        longer than ``deadline``. WORKER_STOPPING: its worker is shutting down. The first two come
+        with the answer to a heartbeat. None outside an attempt and in eager mode.
+        """
+        attempt = self._awa_attempt()
+        return None if attempt is None else attempt.stop_reason
 
     @property
     def progress(self) -> dict[str, Any] | None:

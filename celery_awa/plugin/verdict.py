@@ -1,7 +1,8 @@
 """Runs in the worker's own process: Celery's verdict on attempts that could not end themselves.
 
-A child was lost, hit its hard time limit, or a message was revoked. Called on the worker's main
-thread or the pool's result thread; writing is queued, so nothing here waits.
+A child was lost, hit its hard time limit or was stopped, or a message was revoked. Called on the
+worker's main thread, in signal handlers too, or the pool's result thread; writing is queued, so
+nothing here waits.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from celery.worker import state
 
 from ..model import JobState, NewAttempt, Transition
 from ..runtime.ending import error_text
-from . import envelope, lifecycle, message
+from . import aborted, envelope, lifecycle, message, wire
+from .aborted import CutOff
 from .current import bugs_told, here
 
 _deciding: ContextVar[LostRequest | None] = ContextVar("celery_awa_deciding", default=None)
 deciding = _deciding.get
+#: Whether what Celery is cutting off is an attempt of this very process.
+_ends_itself: ContextVar[bool] = ContextVar("celery_awa_ends_itself", default=False)
 _LOST = (WorkerLostError, TimeLimitExceeded, SystemExit, KeyboardInterrupt)
 
 
@@ -33,6 +37,22 @@ class LostRequest:
 
     _awa_decided = False
     _awa_error: str | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # A request is executed once: a message that is delivered again makes another.
+        envelope.keep(self, message.new_token())
+
+    def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> Any:
+        """Celery stops the attempt itself: at a cold stop, or without its broker."""
+        # Our row first, as in ``reject``; and a greenlet may be gone when this returns.
+        with _cutting_off(self, CutOff.STOPPED):
+            return super().cancel(pool, *args, **kwargs)  # type: ignore[misc]  # see on_failure
+
+    def terminate(self, pool: Any, *args: Any, **kwargs: Any) -> Any:
+        """Celery was asked to revoke the attempt while it runs."""
+        with _cutting_off(self, CutOff.TERMINATED):
+            return super().terminate(pool, *args, **kwargs)  # type: ignore[misc]  # see on_failure
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         error = getattr(exc_info.exception, "exc", exc_info.exception)
@@ -87,7 +107,7 @@ class LostRequest:
         # After it: if it fails, Celery goes on to another verdict. The next attempt may claim
         # before this is written, and then it is the row's.
         run_in = lifecycle.seconds_until(signature.options)
-        self.awa_decide(JobState.RETRYABLE, self._awa_error, run_in=run_in)
+        self.awa_decide(JobState.RETRYABLE, self._awa_error, run_in=run_in, signature=signature)
         return result
 
     def awa_decide(
@@ -97,15 +117,37 @@ class LostRequest:
         *,
         run_in: float | None = None,
         unsent: bool = False,
+        signature: Any = None,
     ) -> None:
-        """Pass the verdict on, the first one only: the hard limit's signal fires twice."""
+        """Pass the verdict on, the first one only: the hard limit's signal fires twice.
+
+        ``signature``: what was published in the message's place.
+        """
         if self._awa_decided or here.pages is None:
             return
         self._awa_decided = True
         request: Any = self
         transition = Transition(to, error=error, run_in=run_in, unsent=unsent)
         with bugs_told("a verdict of Celery's was not written"):
-            _queue(request.task, request._context, request.worker_pid, transition)
+            _queue(request.task, request._context, request.worker_pid, transition, signature)
+
+    def awa_stopped(self) -> None:
+        """Celery stops the child; what that wrote of its attempt's end goes before this.
+
+        Celery does not say whether the child had ended its task by then.
+        """
+        if self._awa_decided or here.pages is None:
+            return
+        self._awa_decided = True
+        request: Any = self
+        task, context = request.task, request._context
+        if task.acks_late or envelope.lost_policy(task) == "requeue":
+            transition = Transition(JobState.AVAILABLE, unsent=True)
+        else:
+            transition = Transition(JobState.FAILED, error=aborted.STOPPED, unsent=True)
+        whole = _whole(task, context, transition)
+        describe = functools.partial(_describe, task, context)
+        here.pages.end_cancelled(context.id, request.worker_pid, whole, describe)
 
 
 @contextmanager
@@ -116,6 +158,22 @@ def _watching(request: LostRequest, lost: bool) -> Iterator[None]:
         yield
     finally:
         _deciding.reset(token)
+
+
+@contextmanager
+def _cutting_off(request: Any, why: CutOff) -> Iterator[None]:
+    """Celery cuts the attempt of this request off in here, if its pool can."""
+    ends_itself = False
+    if request.time_start:  # else it is not known to run
+        with bugs_told("a verdict of Celery's was not written"):
+            ends_itself = aborted.announce(request.id, why)
+            if why is CutOff.STOPPED:
+                request.awa_stopped()
+    token = _ends_itself.set(ends_itself)
+    try:
+        yield
+    finally:
+        _ends_itself.reset(token)
 
 
 def failed(exception: BaseException) -> None:
@@ -135,21 +193,26 @@ def revoked(task: Any, context: Any, *, terminated: bool) -> None:
     transition = Transition(JobState.CANCELLED)
     if here.pages is not None and terminated:
         _queue(task, context, None, transition)
+    elif terminated and _ends_itself.get():
+        return  # with what it reported last
     elif service is not None:
         described = replace(_describe(task, context, None), unstarted=True)
         service.end_unstarted(described, _whole(task, context, transition))
 
 
-def _queue(task: Any, context: Any, pid: int | None, transition: Transition) -> None:
+def _queue(
+    task: Any, context: Any, pid: int | None, transition: Transition, signature: Any = None
+) -> None:
     if here.pages is not None:
         describe = functools.partial(_describe, task, context)
-        here.pages.end_lost(context.id, pid, _whole(task, context, transition), describe)
+        whole = _whole(task, context, transition, signature)
+        here.pages.end_lost(context.id, pid, whole, describe, token=wire.token_of(context))
 
 
-def _whole(task: Any, context: Any, transition: Transition) -> Transition:
+def _whole(task: Any, context: Any, transition: Transition, signature: Any = None) -> Transition:
     if transition.to is JobState.COMPLETED:
         return transition
-    return replace(transition, envelope=envelope.build(task, context))
+    return replace(transition, envelope=envelope.build(task, context, signature))
 
 
 def _describe(task: Any, context: Any, token: str | None) -> NewAttempt:

@@ -14,13 +14,15 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from ..errors import InvalidProgress, LeaseLost, StoreUnavailable
-from ..model import Claim, Lease, NewAttempt, Snapshot, Verdict
+from ..model import Claim, Lease, NewAttempt, Snapshot, StopReason, Verdict
 from ..progress import ProgressBuffer
 from ..progress_brief import UNSET, Unset
 from .page import Page
+from .page_values import Answer
 
 #: Seconds that reading a checkpoint before the claim waits, unless it is known.
 READ_TIMEOUT = 5.0
+_NOTHING_TOLD = Answer()
 
 
 class Desk(Protocol):
@@ -32,6 +34,11 @@ class Desk(Protocol):
 
     def flush(self, attempt: Attempt, timeout: float) -> bool:
         """Write the snapshot and wait; False if the lease is lost."""
+        ...
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the worker is stopping, as far as this process knows."""
         ...
 
 
@@ -51,6 +58,7 @@ class Attempt:
         owner: object = None,
         limit: int,
         number: int = 1,
+        deadline: float | None = None,
     ) -> None:
         #: The task that began it; a task nested in it does not report to it.
         self.owner = owner
@@ -72,9 +80,12 @@ class Attempt:
         self.lease: Lease | None = None
         #: The number of this attempt in its run, from 1. A guess until the claim.
         self.number = number
+        #: For how many seconds it may run; None: as long as it takes.
+        self.deadline = deadline
         self._describe = describe
         self._desk = desk
         self._lost = False
+        self._cancel = False
         self._acknowledged = 0
         self._checkpoint: Mapping[str, Any] = MappingProxyType({})
 
@@ -125,6 +136,30 @@ class Attempt:
         self._learn()
         return self._checkpoint
 
+    @property
+    def should_stop(self) -> bool:
+        """Whether the task is asked to stop; see :attr:`celery_awa.AwaMixin.should_stop`."""
+        return self.stop_reason is not None
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        """Why it is asked to stop: the first reason of StopReason that holds; None if none does.
+
+        Costs microseconds and no statement: it tells what this process knows, and what the
+        worker wrote on the page. Once the attempt has ended, it is LEASE_LOST.
+        """
+        page = self.page
+        told = page.told() if page is not None else _NOTHING_TOLD
+        if self.ended or self._lost or told.lost:
+            return StopReason.LEASE_LOST
+        if self._cancel or told.cancel:
+            return StopReason.CANCEL
+        if self.deadline is not None and time.monotonic() - self.started_at >= self.deadline:
+            return StopReason.DEADLINE
+        if self._desk is not None and self._desk.stopping:
+            return StopReason.WORKER_STOPPING
+        return None
+
     def _learn(self) -> None:
         if self._desk is None:
             return
@@ -147,13 +182,6 @@ class Attempt:
     def pending(self) -> bool:
         """Whether something was reported that the database has not confirmed."""
         return self.buffer.generation > self.acknowledged()
-
-    @property
-    def heard_of_at(self) -> float:
-        """When the last confirmed heartbeat was sent, in ``time.monotonic()``."""
-        page = self.page
-        answered = page.confirmed_at() if page is not None else None
-        return max(self.confirmed_at, answered or 0.0)
 
     def describe(self, *, late: bool) -> NewAttempt:
         """What the message says of this attempt. Raises whatever foreign code raises in it."""
@@ -210,11 +238,12 @@ class Attempt:
         return self.buffer.snapshot()
 
     def answer(
-        self, *, acknowledged: int, confirmed_at: float, lost: bool = False, stop: bool = False
+        self, *, acknowledged: int, confirmed_at: float, lost: bool = False, cancel: bool = False
     ) -> None:
         if lost:
             self._lost = True
             return
+        self._cancel = self._cancel or cancel
         self._acknowledged = max(self._acknowledged, acknowledged)
         self.buffer.acknowledge(acknowledged)
         self.confirmed_at = confirmed_at

@@ -52,12 +52,15 @@ class Claims:
                 return count  # half a second went by: errands first, then the others
         return len(due)
 
-    def claim(self, store: Store, attempt: Attempt, *, late: bool) -> None:
-        """Claim one attempt, unless it has its answer, has ended or cannot be claimed."""
+    def claim(self, store: Store, attempt: Attempt, *, late: bool, forsaken: bool = False) -> None:
+        """Claim one attempt, unless it has its answer, has ended or cannot be claimed.
+
+        ``forsaken``: it is over, but no end of it will be written.
+        """
         if attempt.claim is not None or attempt.unclaimable is not None:
             return
         attempt.claim_sent = True
-        if attempt.ended:
+        if attempt.ended and not forsaken:
             return
         try:
             described = attempt.describe(late=late)

@@ -9,14 +9,15 @@ handler could leave taken.
 from __future__ import annotations
 
 import itertools
-import threading
+import signal
 import time
-from _thread import start_new_thread
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
+from .. import native
 from ..errors import AwaError, RowLocked, StoreRefused, StoreUnavailable
 from ..store.protocol import Store
+from . import loop
 from .bell import Bell
 from .breaker import Breaker
 from .errand import LOCKED_PAUSE, Errand
@@ -44,12 +45,14 @@ class DatabaseThread:
         *,
         name: str = "celery-awa",
         idle_after: float | None = None,
+        blocks: Collection[signal.Signals] = (),
     ) -> None:
         #: How many writes were given up.
         self.dropped = 0
         self._drops = itertools.count(1)
         self._trouble = trouble
         self._name = name
+        self._blocks = blocks
         self._store = LazyStore(open_store, idle_after)
         self._breaker = Breaker(trouble)
         # In the order in which they came.
@@ -58,7 +61,7 @@ class DatabaseThread:
         self._services: list[Attended] = []
         self._look: Errand[None] | None = None
         # Taken by the thread while it runs, so that there is one.
-        self._seat = threading.Lock()
+        self._seat = native.lock()
         self._start_again_at = 0.0
         self._bell = Bell()
         self._left = Bell()
@@ -71,6 +74,11 @@ class DatabaseThread:
     def answering(self) -> bool:
         """False from a failure until the database was reached again."""
         return self._breaker.answering
+
+    @property
+    def reason(self) -> str:
+        """Why the database cannot be used; empty where it answers or was not asked."""
+        return self._breaker.reason
 
     def add_service(self, service: Service) -> None:
         """Before the first errand or expectation."""
@@ -142,6 +150,7 @@ class DatabaseThread:
             self._start_again_at = 0.0
             self._wake()
             self._left.wait(timeout)
+            loop.write_records()
         return not self._errands
 
     def note_dropped(self) -> None:
@@ -190,9 +199,8 @@ class DatabaseThread:
         if now < self._start_again_at:
             return
         try:
-            # Not a Thread: its start waits for an Event, in which an exception could strike.
-            # Like a daemon it is not waited for: pool children leave without joining threads.
-            start_new_thread(self._loop, ())
+            loop.serve()
+            native.start_thread(self._loop, self._name, blocks=self._blocks)
         except RuntimeError as exc:
             self._trouble.warn("thread", "celery-awa: no thread for the database: %s", exc)
         self._start_again_at = now + SEATED_WITHIN
@@ -202,7 +210,6 @@ class DatabaseThread:
     def _loop(self) -> None:
         if not self._seat.acquire(blocking=False):
             return  # another was quicker
-        threading.current_thread().name = self._name
         try:
             while self._sleep():
                 self._serve()

@@ -32,7 +32,7 @@ class Beating(Protocol):
     def acknowledged(self) -> int: ...
     def snapshot(self) -> Snapshot: ...
     def answer(
-        self, *, acknowledged: int, confirmed_at: float, lost: bool = False, stop: bool = False
+        self, *, acknowledged: int, confirmed_at: float, lost: bool = False, cancel: bool = False
     ) -> None: ...
 
 
@@ -142,7 +142,7 @@ class Heartbeat:
         if turn.snapshot is not None:
             self._note_written(turn, turn.snapshot, pulse.generation, now)
         turn.one.answer(
-            acknowledged=pulse.generation, confirmed_at=now, stop=pulse.cancel_requested
+            acknowledged=pulse.generation, confirmed_at=now, cancel=pulse.cancel_requested
         )
         return False
 

@@ -1,25 +1,21 @@
 """Runs on the database thread: its one connection, opened when it is needed.
 
-``pause`` and ``resume`` run on a thread that forks, ``forget`` in the forked child.
+``forget`` runs in a forked child.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable
 
 from ..errors import AwaError, StoreUnavailable
 from ..store.protocol import Store
+from .fork_rest import ForkRest
 
 #: Something to do that opens the store only if it has something to say.
 Work = Callable[[Callable[[], Store]], object]
-
-
-#: Seconds that a fork waits for the driver to come to rest.
-FORK_WAIT = 1.0
 
 
 class LazyStore:
@@ -31,11 +27,7 @@ class LazyStore:
         self._store: Store | None = None
         self._used_at = 0.0
         self._uses = 0
-        # Taken while the driver is at work. A child that is forked meanwhile inherits OpenSSL's
-        # locks as they are, some of them taken for ever, and could never encrypt anything.
-        self._at_work = threading.RLock()
-        self._entered = 0
-        self._waited_for = -1
+        self._rest = ForkRest()
         _stores.add(self)
 
     def use(self, work: Work) -> bool:
@@ -45,8 +37,7 @@ class LazyStore:
         or another AwaError where the store cannot be opened.
         """
         had_one, uses = self._store is not None, self._uses
-        with self._at_work:
-            self._entered += 1
+        with self._rest.work():
             try:
                 work(self._opened)
             except StoreUnavailable:
@@ -71,27 +62,13 @@ class LazyStore:
 
     def close(self) -> None:
         """Close the connection if there is one."""
-        with self._at_work:
+        with self._rest.work():
             store, self._store = self._store, None
             if store is not None:
                 store.close()
 
-    def pause(self) -> None:
-        """Before a fork: wait for the driver to come to rest, once for each use of it.
-
-        Where it rests in a silent network it holds no lock, so forking then does no harm.
-        """
-        if self._waited_for != self._entered and not self._at_work.acquire(timeout=FORK_WAIT):
-            self._waited_for = self._entered
-
-    def resume(self) -> None:
-        """After a fork, in the parent."""
-        if self._at_work._is_owned():  # type: ignore[attr-defined]  # typeshed lacks it
-            self._at_work.release()
-
     def forget(self) -> None:
         """In a forked child: let go of the parent's connection without a word over its socket."""
-        self._at_work = threading.RLock()
         store, self._store = self._store, None
         if store is not None:
             store.abandon()
@@ -115,16 +92,12 @@ class LazyStore:
 _stores: weakref.WeakSet[LazyStore] = weakref.WeakSet()
 
 
-def _for_each(do: Callable[[LazyStore], None]) -> None:
+def _forget_inherited() -> None:
     for store in list(_stores):
         try:
-            do(store)
+            store.forget()
         except Exception:  # a connection in the midst of its end; the others still count
             continue
 
 
-os.register_at_fork(
-    before=lambda: _for_each(LazyStore.pause),
-    after_in_parent=lambda: _for_each(LazyStore.resume),
-    after_in_child=lambda: _for_each(LazyStore.forget),
-)
+os.register_at_fork(after_in_child=_forget_inherited)

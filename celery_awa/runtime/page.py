@@ -133,21 +133,18 @@ class Page:
 
     def acknowledged(self) -> int:
         """The generation of this attempt that the database confirmed to the worker, or 0."""
-        return self._answer().acknowledged
+        return self.told().acknowledged
 
     def confirmed_at(self) -> float | None:
         """``time.monotonic()`` of the sending of the last heartbeat that was confirmed."""
-        return self._answer().confirmed_at or None
+        return self.told().confirmed_at or None
 
     def lost(self) -> bool:
         """Whether the worker was told that the lease is gone."""
-        return self._answer().lost
+        return self.told().lost
 
-    def stop_asked(self) -> bool:
-        """Whether somebody asked for this attempt's cancellation."""
-        return self._answer().stop
-
-    def _answer(self) -> Answer:
+    def told(self) -> Answer:
+        """All that the worker wrote back to this attempt, from one look."""
         carried = self._carried
         return Answer.read(self._records, carried.seed) if carried.live else Answer()
 
@@ -206,6 +203,14 @@ class PageView:
         """Whether that process lives; a zombie does not."""
         return lives(self._process.pid, self._process.start)
 
+    def carried(self) -> bool:
+        """Whether the page carries this attempt still: it did not end, or nobody confirmed it."""
+        try:
+            identity = Identity.carried(self._records)
+        except Torn:
+            return False
+        return identity is not None and identity.token == self.token
+
     def snapshot(self) -> Snapshot:
         """The progress as it is now; Snapshot(0, None) where there is none.
 
@@ -222,18 +227,18 @@ class PageView:
     def end(self) -> bytes | None:
         """The end that the child could not confirm."""
         end = self._records.end.find(self._seed).data
-        return end if self._carried() else None
+        return end if self.carried() else None
 
     def answer(
-        self, *, acknowledged: int, confirmed_at: float, lost: bool = False, stop: bool = False
+        self, *, acknowledged: int, confirmed_at: float, lost: bool = False, cancel: bool = False
     ) -> None:
         """Tell the attempt what the database said; replaces the answer before.
 
         ``confirmed_at`` is ``time.monotonic()`` of the sending of a heartbeat that was confirmed,
-        0.0 where none was.
+        0.0 where none was. Only one thread may tell, the worker's database thread.
         """
-        if self._carried():
-            Answer(acknowledged, confirmed_at, lost, stop).write(self._records, self._seed)
+        if self.carried():
+            Answer(acknowledged, confirmed_at, lost, cancel).write(self._records, self._seed)
 
     def acknowledged(self) -> int:
         """The generation in the last answer to this attempt, or 0."""
@@ -255,17 +260,10 @@ class PageView:
         except Torn:
             return 0, None, None
         # Asked last: the next attempt closes this one before it takes anything away.
-        if not self._carried():
+        if not self.carried():
             return 0, None, None
         generation, brief, metadata = read
         return generation, brief.data, metadata.data
-
-    def _carried(self) -> bool:
-        try:
-            identity = Identity.carried(self._records)
-        except Torn:
-            return False
-        return identity is not None and identity.token == self.token
 
 
 def _together(brief: Record, metadata: Record, seed: int) -> tuple[int, Half, Half]:

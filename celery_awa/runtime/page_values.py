@@ -65,15 +65,16 @@ class Identity:
 
 
 class Answer(NamedTuple):
-    """What the worker wrote back to an attempt."""
+    """What the worker wrote back to an attempt, the last of it."""
 
     acknowledged: int = 0
     confirmed_at: float = 0.0
     lost: bool = False
-    stop: bool = False
+    #: Somebody asked for the job's cancellation.
+    cancel: bool = False
 
     def write(self, records: PageRecords, seed: int) -> None:
-        packed = ANSWER.pack(self.confirmed_at, self.lost, self.stop)
+        packed = ANSWER.pack(self.confirmed_at, self.lost, self.cancel)
         records.answer.write(seed, self.acknowledged, packed)
 
     @classmethod

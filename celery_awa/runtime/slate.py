@@ -8,37 +8,21 @@ middle of a task's write.
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import logging
 import os
-import secrets
-import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from mmap import mmap
 
 from ..errors import AwaError
+from . import slate_files as files
 from .page import Page, PageView, may_be_taken
 from .page_values import Identity, Process
 from .processes import UNKNOWN, lives, started
-from .slate_layout import FILE_HEADER_BYTES, Layout, Unfit, pack_header, unpack_header
+from .slate_layout import NOBODYS, STOPPING_AT, Layout
 from .slate_record import Torn
-
-logger = logging.getLogger(__name__)
-
-_SHARED_MEMORY = "/dev/shm"
-_PREFIX = "celery-awa-"
+from .trouble import logger
 
 # Seconds that taking a page may wait for others who take theirs.
 _LOCK_TIMEOUT = 1.0
-
-# What posix_fallocate says on a file system that cannot do it.
-_NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV)
-
-# What says that there is too little room, and not that the folder is of no use.
-_FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
 
 
 class SlateUnavailable(AwaError):
@@ -46,10 +30,12 @@ class SlateUnavailable(AwaError):
 
 
 class Slate:
-    """One process's mapping of a slate. Made by ``create`` and ``open``."""
+    """One process's mapping of a slate. Made by ``create``, ``open`` and ``adopt``."""
 
     def __init__(self, path: str, memory: mmap, layout: Layout, owned: bool) -> None:
         self.path = path
+        #: Whether another worker may adopt it, should this one leave it behind.
+        self.adoptable = False
         self._memory = memory
         self._records = [layout.page(memory, index) for index in range(layout.pages)]
         self._taken: list[Page] = []
@@ -59,31 +45,45 @@ class Slate:
         self._warned = False
 
     @classmethod
-    def create(cls, directory: str | None, pages: int, record_bytes: int) -> Slate:
+    def create(
+        cls, directory: str | None, pages: int, record_bytes: int, database: bytes = NOBODYS
+    ) -> Slate:
         """A new slate in that folder; None: in shared memory, else the temporary folder.
 
-        ``record_bytes`` is the most that each of brief and metadata may take. Raises
-        SlateUnavailable with the reason.
+        ``record_bytes`` is the most that each of brief and metadata may take. ``database``, 16
+        bytes, stands for the database whose jobs will be on it (``database_digest``); without,
+        nobody adopts it after this process's death. Raises SlateUnavailable with the reason.
         """
         layout = Layout(pages, record_bytes)
         reasons = []
-        for folder in _folders(directory):
+        for folder in files.folders(directory):
             try:
-                path, memory = _make(folder, layout)
+                path, memory = files.make(folder, layout, database)
             except (OSError, ValueError) as error:
-                reasons.append(_why_not(folder, layout, error))
+                reasons.append(files.why_not(folder, layout, error))
             else:
-                return cls(path, memory, layout, owned=True)
+                slate = cls(path, memory, layout, owned=True)
+                slate.adoptable = database != NOBODYS
+                return slate
         raise SlateUnavailable("; ".join(reasons) or "there is no temporary folder")
 
     @classmethod
     def open(cls, path: str) -> Slate:
         """The slate that this process's parent made; SlateUnavailable with the reason."""
         try:
-            memory, layout = _map_existing(path)
+            memory, layout = files.map_parents(path)
         except (OSError, ValueError) as error:
             raise SlateUnavailable(f"the slate {path} cannot be used: {error}") from error
         return cls(path, memory, layout, owned=False)
+
+    @classmethod
+    def adopt(cls, path: str, database: bytes) -> Slate | None:
+        """The slate of a dead worker, from now on ours; None if it is none of that database.
+
+        The caller keeps the others from it (``slate_files.exclusive``).
+        """
+        mapped = files.map_orphaned(path, database)
+        return cls(path, *mapped, owned=True) if mapped is not None else None
 
     def take_page(self) -> Page | None:
         """A page for this process; None when all are taken, or others take theirs for too long.
@@ -95,7 +95,7 @@ class Slate:
             return None
         process = Process(pid, started(pid) or UNKNOWN)
         try:
-            with _exclusive(_lock_path(self.path)):
+            with files.exclusive(self.path, _LOCK_TIMEOUT):
                 records = next(filter(may_be_taken, self._records), None)
                 page = Page(records, process) if records is not None else None
         except OSError as error:
@@ -115,6 +115,27 @@ class Slate:
             if identity is not None:
                 yield PageView(index, records, identity)
 
+    def in_use(self) -> bool:
+        """Whether a page carries an attempt, or belongs to a process that lives."""
+        owners = [Process.owning(records) for records in self._records]
+        if any(owner is not None and lives(owner.pid, owner.start) for owner in owners):
+            return True
+        return next(self.pages(), None) is not None
+
+    def say_stopping(self) -> None:
+        """Tell all children that their worker is stopping. One step, safe in a signal's handler."""
+        try:
+            self._memory[STOPPING_AT] = 1
+        except ValueError:  # closed: there is nobody left to tell
+            pass
+
+    def is_stopping(self) -> bool:
+        """Whether the worker said that it is stopping."""
+        try:
+            return self._memory[STOPPING_AT] != 0
+        except ValueError:  # closed
+            return False
+
     def close(self, *, unlink: bool = False) -> None:
         """Give the mapping back; ``unlink`` removes the files too, in the process that made them.
 
@@ -125,123 +146,10 @@ class Slate:
         self._records = []
         self._memory.close()
         if unlink and self._owned and os.getpid() == self._pid:
-            _remove(self.path)
+            files.remove(self.path)
 
     def _warn(self, error: OSError) -> None:
         # Every attempt asks for a page; the first answer says it all.
         if not self._warned:
             self._warned = True
             logger.warning("celery-awa: no page of the slate can be taken: %s", error)
-
-
-def _folders(directory: str | None) -> Iterator[str]:
-    if directory is not None:
-        yield directory
-        return
-    if os.path.isdir(_SHARED_MEMORY):
-        yield _SHARED_MEMORY
-    try:
-        yield tempfile.gettempdir()
-    except OSError:  # there is none that can be written to
-        return
-
-
-def _why_not(folder: str, layout: Layout, error: OSError | ValueError) -> str:
-    number = error.errno if isinstance(error, OSError) else None
-    reason = os.strerror(number) if number is not None else str(error)
-    if number in _FULL:
-        return f"no room for {layout.file_bytes:,} bytes of shared memory in {folder}: {reason}"
-    return f"cannot make the slate in {folder}: {reason}"
-
-
-def _make(folder: str, layout: Layout) -> tuple[str, mmap]:
-    path = os.path.join(folder, f"{_PREFIX}{secrets.token_hex(8)}")
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        os.close(os.open(_lock_path(path), flags, 0o600))
-        descriptor = os.open(path, flags, 0o600)
-        try:
-            _allocate(descriptor, layout.file_bytes)
-            os.pwrite(descriptor, _header(layout), 0)
-            return path, mmap(descriptor, layout.file_bytes)
-        finally:
-            # The mapping has a duplicate of its own.
-            os.close(descriptor)
-    except BaseException:
-        _remove(path)
-        raise
-
-
-def _header(layout: Layout) -> bytes:
-    return pack_header(layout, os.getpid(), started(os.getpid()) or UNKNOWN)
-
-
-def _allocate(descriptor: int, size: int) -> None:
-    """Take the memory in full: on a sparse file of a full tmpfs a later write kills its process."""
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-    except AttributeError:  # macOS
-        _fill(descriptor, size)
-    except OSError as error:
-        if error.errno not in _NOT_SUPPORTED:
-            raise
-        _fill(descriptor, size)
-
-
-def _fill(descriptor: int, size: int) -> None:
-    zeros = bytes(1 << 20)
-    written = 0
-    while written < size:
-        written += os.pwrite(descriptor, zeros[: size - written], written)
-
-
-def _map_existing(path: str) -> tuple[mmap, Layout]:
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        size = os.fstat(descriptor).st_size
-        layout, owner, start = unpack_header(os.pread(descriptor, FILE_HEADER_BYTES, 0), size)
-        if owner != os.getppid() or not lives(owner, start):
-            raise Unfit(f"it belongs to process {owner}, which is not the parent of this one")
-        return mmap(descriptor, size), layout
-    finally:
-        os.close(descriptor)
-
-
-def _lock_path(path: str) -> str:
-    return f"{path}.lock"
-
-
-def _remove(path: str) -> None:
-    for name in (path, _lock_path(path)):
-        try:
-            os.unlink(name)
-        except OSError:  # never made, or removed by somebody else
-            continue
-
-
-@contextmanager
-def _exclusive(path: str) -> Iterator[None]:
-    """Keep all other processes out. TimeoutError, an OSError, after one second."""
-    # A file of its own, opened for this only: no other descriptor of it is ever closed.
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        deadline = time.monotonic() + _LOCK_TIMEOUT
-        while not _locked(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{path} stayed locked for {_LOCK_TIMEOUT:g} s")
-            time.sleep(0.002)
-        yield
-    finally:
-        try:
-            # Closing is not enough: a process forked meanwhile by another thread has it too.
-            _locked(descriptor, fcntl.LOCK_UN)
-        finally:
-            os.close(descriptor)
-
-
-def _locked(descriptor: int, operation: int) -> bool:
-    try:
-        fcntl.flock(descriptor, operation)
-    except BlockingIOError:
-        return False
-    return True

@@ -1,6 +1,8 @@
 """Runs in the worker and its pool children, any thread: where everything lies in a slate's file.
 
     file     header, filled up to 4,096 bytes; then the pages
+    header   what the file is and whose, with a checksum (:class:`Header`); at byte 256 one byte,
+             not 0 once the worker is stopping
     page     the headers of all records, 48 bytes each (two halves of 24); then, record by
              record in the same order, two payloads of the record's capacity
 
@@ -15,19 +17,26 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from mmap import mmap
+from typing import NamedTuple
 from zlib import crc32
 
 from .slate_record import HEADERS_BYTES, Record
 
 MAGIC = b"AWASLATE"
-VERSION = 1
+VERSION = 2
 
 #: Bytes in front of the first page.
 FILE_HEADER_BYTES = 4_096
+#: Where the byte lies that says that the worker is stopping.
+STOPPING_AT = 256
 
-# magic, version, pages, record_bytes, owner's id, owner's start; then a checksum over these.
-# Magic and version lie where they lie in every version.
-_HEADER = struct.Struct("@8sIIIxxxxQQ")
+#: Bytes that stand for a database, and those that stand for none.
+DATABASE_BYTES = 16
+NOBODYS = bytes(DATABASE_BYTES)
+
+# magic, version, pages, record_bytes, owner's id, owner's start, database; then a checksum over
+# these. Magic and version lie where they lie in every version.
+_HEADER = struct.Struct("@8sIIIxxxxQQ16s")
 _CHECKSUM = struct.Struct("@I")
 _MAGIC_AND_VERSION = struct.Struct("@8sI")
 
@@ -42,7 +51,7 @@ PROCESS = struct.Struct("@QQ")
 IDENTITY = struct.Struct("@QQ32s")
 #: The job's id and its run_lease.
 LEASE = struct.Struct("@qq")
-#: Monotonic seconds of the confirmed heartbeat, lost, stop. What the database acknowledged is
+#: Monotonic seconds of the confirmed heartbeat, lost, cancel. What the database acknowledged is
 #: the record's generation.
 ANSWER = struct.Struct("@d??")
 
@@ -120,24 +129,35 @@ def _records(memory: mmap, page: int, record_bytes: int) -> Iterator[Record]:
         payloads += 2 * capacity
 
 
-def pack_header(layout: Layout, owner: int, start: int) -> bytes:
-    """The header of a slate that this process owns."""
-    header = _HEADER.pack(MAGIC, VERSION, layout.pages, layout.record_bytes, owner, start)
-    return header + _CHECKSUM.pack(crc32(header))
+class Header(NamedTuple):
+    """What a slate's file says of itself."""
 
+    layout: Layout
+    #: Id and start of the worker that made it.
+    owner: int
+    start: int
+    #: Stands for the database whose jobs are on its pages; tells nothing else of it.
+    database: bytes = NOBODYS
 
-def unpack_header(data: bytes, file_bytes: int) -> tuple[Layout, int, int]:
-    """Layout, owner's id and start from the first bytes of a file of that size; raises Unfit."""
-    if len(data) < _HEADER.size + _CHECKSUM.size or not data.startswith(MAGIC):
-        raise Unfit("this is no slate")
-    _, version = _MAGIC_AND_VERSION.unpack_from(data)
-    if version != VERSION:
-        raise Unfit(f"it has version {version}, this is version {VERSION}")
-    header = data[: _HEADER.size]
-    if _CHECKSUM.unpack_from(data, _HEADER.size) != (crc32(header),):
-        raise Unfit("its header is damaged")
-    _, _, pages, record_bytes, owner, start = _HEADER.unpack(header)
-    layout = Layout(pages, record_bytes)
-    if layout.file_bytes != file_bytes:
-        raise Unfit(f"it has {file_bytes:,} bytes instead of {layout.file_bytes:,}")
-    return layout, owner, start
+    def packed(self) -> bytes:
+        """The first bytes of the file."""
+        sizes = (self.layout.pages, self.layout.record_bytes)
+        header = _HEADER.pack(MAGIC, VERSION, *sizes, self.owner, self.start, self.database)
+        return header + _CHECKSUM.pack(crc32(header))
+
+    @classmethod
+    def unpacked(cls, data: bytes, file_bytes: int) -> Header:
+        """From the first bytes of a file of that size; raises Unfit."""
+        if len(data) < _HEADER.size + _CHECKSUM.size or not data.startswith(MAGIC):
+            raise Unfit("this is no slate")
+        _, version = _MAGIC_AND_VERSION.unpack_from(data)
+        if version != VERSION:
+            raise Unfit(f"it has version {version}, this is version {VERSION}")
+        header = data[: _HEADER.size]
+        if _CHECKSUM.unpack_from(data, _HEADER.size) != (crc32(header),):
+            raise Unfit("its header is damaged")
+        _, _, pages, record_bytes, owner, start, database = _HEADER.unpack(header)
+        layout = Layout(pages, record_bytes)
+        if layout.file_bytes != file_bytes:
+            raise Unfit(f"it has {file_bytes:,} bytes instead of {layout.file_bytes:,}")
+        return cls(layout, owner, start, database)

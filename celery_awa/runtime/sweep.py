@@ -1,7 +1,8 @@
 """Runs on the worker's database thread: frees the pages of dead children, once they are written.
 
 A dead child's attempt goes on being heartbeaten until Celery's verdict comes, or, if none does,
-for twice ``awa_stale_after``: then what is on the page is written and the page freed.
+for twice ``awa_stale_after`` and longer than Celery needs: then what is on the page is written, its
+lease is given up, and the page freed.
 """
 
 from __future__ import annotations
@@ -9,28 +10,28 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ..errors import RowLocked, StoreRefused
-from ..model import Beat, Ended, Transition
 from ..settings import Settings
 from ..store.protocol import Store
-from .beats import send_with_progress
-from .ending import Ending, from_page, with_last_snapshot
-from .errand import Errand
+from .last_words import own_end, write_last
 from .page import PageView
 from .trouble import Trouble
+from .verdicts import Verdicts
+
+#: Seconds within which Celery gives its verdict on a lost child: it looks after its pool every
+#: 5 s, and waits 10 s (``worker_lost_wait``) for a result that may still come.
+VERDICT_WITHIN = 20.0
 
 
 class Sweep:
     """The service that looks after the pages whose process is dead.
 
-    ``verdicts`` are the ends that the worker was told of, by token; the sweep removes those that
-    are done and that no page needs any more.
+    It forgets verdicts that are done and that no page needs any more.
     """
 
     def __init__(
         self,
         pages: Callable[[], list[PageView]],
-        verdicts: dict[str, Errand[Ended]],
+        verdicts: Verdicts,
         settings: Settings,
         trouble: Trouble,
     ) -> None:
@@ -50,53 +51,34 @@ class Sweep:
         self._next = now + self._settings.write_interval
         # The verdicts first: one that comes after this look cannot be taken for a page's that
         # is gone.
-        done = [token for token, errand in self._verdicts.copy().items() if errand.done]
+        done = self._verdicts.done()
         pages = self._pages()
         dead = [page for page in pages if not page.alive()]
         self._dead_since = {p.token: self._dead_since.get(p.token, now) for p in dead}
-        freed = [page for page in dead if self._is_settled(page, now, open_store)]
+        freed = self._settled(dead, now, open_store)
         for page in freed:
             page.free()
         carried = {page.token for page in pages} - {page.token for page in freed}
         for token in done:
             if token not in carried:
-                del self._verdicts[token]
+                self._verdicts.forget(token)
         return len(freed)
 
-    def _is_settled(self, page: PageView, now: float, open_store: Callable[[], Store]) -> bool:
-        """Whether the page can go."""
-        verdict = self._verdicts.get(page.token)
-        if verdict is not None:
-            return verdict.done
-        own_end = self._own_end(page)
-        if own_end is not None:
-            return self._write_end(page, own_end, open_store())
-        if now - self._dead_since[page.token] < 2 * self._settings.stale_after:
-            return False
-        return page.lease is None or self._write_last(page, open_store())
+    def _settled(
+        self, dead: list[PageView], now: float, open_store: Callable[[], Store]
+    ) -> list[PageView]:
+        """The pages that can go."""
+        settled = [page for page in dead if self._verdicts.written(page.token)]
+        left = [
+            page
+            for page in dead
+            if not self._verdicts.stands(page.token) and self._is_due(page, now)
+        ]
+        return settled + (write_last(left, open_store(), self._trouble) if left else [])
 
-    def _own_end(self, page: PageView) -> Transition | None:
-        """The end that the child left; a lease is needed to write it."""
-        data = page.end() if page.lease is not None else None
-        try:
-            return from_page(data) if data else None
-        except ValueError as exc:  # not ours, or of another version
-            self._trouble.warn("bug", "celery-awa: an end cannot be read", exc_info=exc)
-            return None
-
-    def _write_end(self, page: PageView, own_end: Transition, store: Store) -> bool:
-        transition = with_last_snapshot(own_end, page.snapshot())
-        ending = Ending(page.token, page.lease, None, transition)
-        try:
-            ending.write(store)
-        except RowLocked:
-            return False
-        except StoreRefused as exc:
-            self._trouble.warn("refused", "celery-awa: the database refused an end: %s", exc)
-        return True
-
-    def _write_last(self, page: PageView, store: Store) -> bool:
-        if page.lease is None:
+    def _is_due(self, page: PageView, now: float) -> bool:
+        """Whether no verdict is to be waited for: the child has ended it, or none came for long."""
+        if own_end(page, self._trouble) is not None:
             return True
-        sent = send_with_progress(store, [Beat(page.lease, page.snapshot())])
-        return page.lease not in sent.skipped
+        patience = max(2 * self._settings.stale_after, VERDICT_WITHIN)
+        return now - self._dead_since[page.token] >= patience

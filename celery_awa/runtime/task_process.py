@@ -5,15 +5,19 @@ Tasks call it from their threads; what it does with the database happens on its 
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from typing import TypeVar
 
-from ..errors import AwaError, RowLocked, StoreRefused, StoreUnavailable
-from ..model import Beat, Ended, JobState, Lease, NewAttempt, Transition
+from ..errors import AwaError, RowLocked, StoreUnavailable
+from ..model import Ended, JobState, Lease, NewAttempt, Transition
 from ..settings import Settings
 from ..store.protocol import Store
+from .adoption import Adoption
 from .attempt import Attempt
+from .attempt_writes import flush, forsake
 from .claims import Claims
 from .completed import Completed
 from .database_thread import DatabaseThread
@@ -21,9 +25,12 @@ from .ending import Ending, to_page, with_last_snapshot
 from .errand import Errand
 from .heartbeat import Heartbeat
 from .in_flight import InFlight
+from .last_words import give_up
 from .own_pages import OwnPages
 from .slate import Slate
 from .trouble import Trouble
+
+T = TypeVar("T")
 
 
 class TaskProcess:
@@ -37,16 +44,26 @@ class TaskProcess:
         *,
         slate: Slate | None = None,
         idle_after: float | None = None,
+        adoption: Adoption | None = None,
+        blocks: Collection[signal.Signals] = (),
     ) -> None:
+        """``slate`` and ``blocks`` in a pool child, ``adoption`` in a worker without children.
+
+        ``blocks``: signals that the database thread leaves to the task's.
+        """
         self.settings = settings
         self.trouble = trouble
         self.in_flight = InFlight()
-        self.database = DatabaseThread(open_store, trouble, idle_after=idle_after)
+        self.database = DatabaseThread(open_store, trouble, idle_after=idle_after, blocks=blocks)
         self.heartbeat = Heartbeat(self._beating, settings, trouble)
         self._claims = Claims(self.in_flight, settings, trouble)
         self._completed = Completed(self.database.note_dropped, trouble)
         for service in (self._claims, self.heartbeat, self._completed):
             self.database.add_service(service)
+        if adoption is not None:
+            self.database.add_service(adoption)
+        self._slate = slate
+        self._stopping = self._dying = False
         self._pages = OwnPages(slate, self.in_flight)
         #: Ends on their way to the database, by token.
         self._ends: dict[str, Errand[Ended]] = {}
@@ -58,6 +75,18 @@ class TaskProcess:
     def start(self) -> None:
         """In a worker without children: a first look at the database tells what is wrong."""
         self.database.look()
+
+    def worker_stopping(self) -> None:
+        """Ask all attempts to stop, those to come too. Safe in a signal's handler."""
+        self._stopping = True
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the worker said that it is stopping: here, or on the slate.
+
+        A pool child that has no slate cannot hear of it.
+        """
+        return self._stopping or (self._slate is not None and self._slate.is_stopping())
 
     # The task's thread.
 
@@ -80,7 +109,7 @@ class TaskProcess:
         """Write the snapshot and wait; True once it is confirmed, False if the lease is lost."""
         attempt.buffer.resync()
         try:
-            return self.database.ask(lambda store: self._flush(store, attempt), timeout)
+            return self.database.ask(lambda store: flush(store, self._claims, attempt), timeout)
         except StoreUnavailable:
             raise
         except AwaError as exc:
@@ -88,22 +117,27 @@ class TaskProcess:
 
     def end(self, attempt: Attempt, transition: Transition) -> Ended | None:
         """End an attempt, once; None where the answer is not known (yet) or nothing is to write."""
-        if attempt.ended:
+        errand = self._leave(attempt, lambda: self._hand_over_end(attempt, transition))
+        if errand is None:
             return None
-        gone = attempt.lost or attempt.unclaimable is not None
-        try:
-            # Before ``claim_sent`` is looked at: see the head of attempt.py.
-            attempt.ended = True
-            errand = None if gone else self._hand_over_end(attempt, transition)
-            if errand is None:
-                self._forget(attempt)
-                return None
-        except BaseException:
-            attempt.ended = False  # struck in the midst of it: it can be ended again
-            raise
-        if not self.database.wait_briefly(errand):
+        if not errand.done:
             self._leave_on_page(attempt, transition)
         return errand.answer
+
+    def forsake(self, attempt: Attempt) -> None:
+        """In place of an end: the attempt was aborted, and the rescue decides what becomes of it.
+
+        Its last snapshot is written and its lease given up. Waits as :meth:`end` does.
+        """
+
+        def hand_over() -> Errand[None]:
+            return self.database.post(
+                lambda store: forsake(store, self._claims, attempt),
+                settled=lambda: self._forget(attempt),
+                brief=True,
+            )
+
+        self._leave(attempt, hand_over)
 
     def end_unstarted(self, described: NewAttempt, transition: Transition) -> None:
         """End the run of a message that is not executed (revoked, expired). Does not wait."""
@@ -112,10 +146,13 @@ class TaskProcess:
         self.database.post(ending.write)
 
     def owns(self, attempt: Attempt) -> bool:
-        """Whether the attempt still has its lease, as far as can be told within a second."""
+        """Whether the attempt still has its lease, as far as can be told within a second.
+
+        The database is asked, however young the last heartbeat is: a newer attempt may have
+        taken the job since.
+        """
         lease, lost = attempt.lease, attempt.lost
-        silent = time.monotonic() - attempt.heard_of_at
-        if lease is None or (not lost and silent <= self.settings.stale_after):
+        if lease is None:
             return not lost
         try:
             return self.database.ask_briefly(lambda store: store.owns(lease))
@@ -135,9 +172,14 @@ class TaskProcess:
         """The message that continues this lease's job was published. Does not wait."""
         self.database.post(lambda store: store.sent(lease))
 
-    def stop(self, timeout: float) -> bool:
-        """Write what is left, for ``timeout`` seconds at most; True if all was confirmed."""
-        running = any(one.lease or one.generation() for one in self._beating())
+    def stop(self, timeout: float, *, dying: bool = False) -> bool:
+        """Write what is left, for ``timeout`` seconds at most; True if all was confirmed.
+
+        ``dying``: this process ends right after, whatever runs in it. So the leases of attempts
+        that no page speaks for are given up.
+        """
+        self._dying = dying
+        running = any(dying or one.lease or one.generation() for one in self._beating())
         if running or self._completed.due() is not None:
             self.database.post(self._write_rest)
         return self.database.stop(timeout)
@@ -163,26 +205,25 @@ class TaskProcess:
         except AwaError:
             pass
 
-    def _flush(self, store: Store, attempt: Attempt) -> bool:
-        self._claims.claim(store, attempt, late=True)
-        if attempt.unclaimable is not None:
-            raise StoreRefused(attempt.unclaimable)
-        if attempt.lease is None or attempt.lost or attempt.ended:
-            return False
-        # Another thread's flush may have written this one's as well.
-        return not attempt.pending or self._write_now(store, attempt, attempt.lease)
-
-    def _write_now(self, store: Store, attempt: Attempt, lease: Lease) -> bool:
-        sent_at = time.monotonic()
-        snapshot = attempt.snapshot()
-        pulse = store.heartbeat_with_progress([Beat(lease, snapshot)]).get(lease)
-        if pulse is None:
-            attempt.answer(acknowledged=0, confirmed_at=sent_at, lost=True)
-            return False
-        attempt.answer(acknowledged=pulse.generation, confirmed_at=sent_at)
-        if pulse.generation < snapshot.generation:
-            raise StoreRefused("the row does not hold it")
-        return True
+    def _leave(
+        self, attempt: Attempt, hand_over: Callable[[], Errand[T] | None]
+    ) -> Errand[T] | None:
+        """End it, once; None where it had ended, or nothing is to write."""
+        if attempt.ended:
+            return None
+        gone = attempt.lost or attempt.unclaimable is not None
+        try:
+            # Before ``claim_sent`` is looked at: see the head of attempt.py.
+            attempt.ended = True
+            errand = None if gone else hand_over()
+            if errand is None:
+                self._forget(attempt)
+                return None
+        except BaseException:
+            attempt.ended = False  # struck in the midst of it: it can be ended again
+            raise
+        self.database.wait_briefly(errand)
+        return errand
 
     def _hand_over_end(self, attempt: Attempt, transition: Transition) -> Errand[Ended] | None:
         """Queue the end; None where there is nothing to wait for."""
@@ -237,8 +278,20 @@ class TaskProcess:
     def _write_rest(self, store: Store) -> None:
         self._claims.run_once(lambda: store, last=True)
         self.heartbeat.run_once(lambda: store, last=True)
-        if self._completed.run_once(lambda: store):
+        left = self._completed.run_once(lambda: store)
+        if self._dying:
+            left += self._give_up_running(store)
+        if left:
             raise RowLocked  # again, as long as there is time
+
+    def _give_up_running(self, store: Store) -> int:
+        """Give up the leases of what still runs; returns how many rows are locked."""
+        running = {lease: one for one in self._beating() if (lease := one.lease) is not None}
+        locked = give_up(list(running), store, self.trouble)
+        for lease, attempt in running.items():
+            if lease not in locked:
+                self._forget(attempt)  # a heartbeat would take it back
+        return len(locked)
 
     def _beating(self) -> Iterator[Attempt]:
         """Attempts that no page speaks for."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 import weakref
+
+from .. import native
 
 logger = logging.getLogger("celery_awa")
 
@@ -19,7 +20,7 @@ class Trouble:
 
     def __init__(self) -> None:
         # Can be taken again by its thread: a signal's handler may have something to say.
-        self._lock = threading.RLock()
+        self._lock = native.rlock()
         self._next: dict[str, float] = {}
         self._held_back: dict[str, int] = {}
         #: Kinds of which a warning was logged, and not yet that it is over.
@@ -55,7 +56,7 @@ class Trouble:
             _log(logging.INFO, message, (), None)
 
     def _begin_anew(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = native.rlock()
         self._next, self._held_back, self._told = {}, {}, set()
 
 

@@ -16,18 +16,25 @@ from ..errors import RowLocked
 from ..model import (
     Answer,
     Beat,
+    Cancel,
     Claim,
     Ended,
+    Envelope,
     Job,
     JobError,
     JobState,
     Lease,
+    LostJob,
     NewAttempt,
     Pulse,
+    Rescue,
+    Resend,
+    Thresholds,
     Transition,
+    UnsentJob,
     Verdict,
 )
-from .connection import connect, translated
+from .connection import bound_answers, connect, translated
 from .migrations import check_schema
 from .sql_files import query
 
@@ -39,12 +46,14 @@ _NOT_SENT = {"envelope", "began_at"}
 _MESSAGE_FIELDS = tuple(f.name for f in fields(NewAttempt) if f.name not in _NOT_SENT)
 
 
-def open_store(url: str, schema: str) -> CanonicalStore:
+def open_store(source: str | psycopg.Connection[Any], schema: str) -> CanonicalStore:
     """Connect, and make sure that the schema is ours and of our version.
 
-    Raises StoreUnavailable, SchemaError or SettingsError.
+    ``source`` is a URL for libpq, or a connection that was opened by ``connect_by``; that is
+    the store's from then on. Raises StoreUnavailable, SchemaError or SettingsError.
     """
-    connection = connect(url)
+    connection = connect(source) if isinstance(source, str) else source
+    bound_answers(connection)
     try:
         check_schema(connection, schema)
     except BaseException:
@@ -61,13 +70,13 @@ class CanonicalStore:
         self._schema = schema
 
     def claim(self, attempt: NewAttempt) -> Claim:
-        row = self._row("claim", attempt=_message(attempt), envelope=attempt.envelope)
+        row = self._row("claim", attempt=_message(attempt), envelope=_data(attempt.envelope))
         verdict = Verdict(row["verdict"])
         if verdict is not Verdict.YOURS:
             return Claim(verdict)
         return Claim(
             verdict,
-            Lease(row["id"], row["run_lease"]),
+            _lease(row),
             row["attempt"],
             row["progress"],
             row["run_token"],
@@ -105,7 +114,7 @@ class CanonicalStore:
         if not leases:
             return frozenset()
         rows = self._rows("held", **_columns(leases))
-        return frozenset(Lease(row["id"], row["run_lease"]) for row in rows)
+        return frozenset(map(_lease, rows))
 
     def end(self, lease: Lease, token: str, transition: Transition) -> Ended:
         row = self._row(
@@ -114,7 +123,7 @@ class CanonicalStore:
             run_lease=lease.run_lease,
             token=token,
             transition=_transition(transition),
-            envelope=transition.envelope,
+            envelope=_data(transition.envelope),
         )
         return Ended(Answer(row["answer"]), lease)
 
@@ -122,13 +131,13 @@ class CanonicalStore:
         row = self._row(
             "end_unclaimed",
             attempt=_message(attempt),
-            envelope=transition.envelope,
+            envelope=_data(transition.envelope),
             transition=_transition(transition),
         )
         answer = Answer(row["answer"])
         if answer is Answer.GONE:
             return Ended(answer)
-        return Ended(answer, Lease(row["id"], row["run_lease"]), row["run_token"])
+        return Ended(answer, _lease(row), row["run_token"])
 
     def record_completed(self, attempts: Sequence[NewAttempt]) -> None:
         locked: RowLocked | None = None
@@ -151,8 +160,50 @@ class CanonicalStore:
         left = {row["token"] for row in rows}
         return [attempt for attempt in attempts if attempt.token in left]
 
-    def sent(self, lease: Lease) -> None:
-        self._run("sent", lambda cursor: None, id=lease.job_id, run_lease=lease.run_lease)
+    def sent(self, lease: Lease, resends: int = 0) -> None:
+        self._note("sent", lease, resends)
+
+    def lost(self, thresholds: Thresholds, *, after_id: int = 0, limit: int = 100) -> list[LostJob]:
+        rows = self._rows("lost", **_seconds(thresholds), after_id=after_id, limit=limit)
+        return [
+            LostJob(_lease(row), row["task_id"], row["kind"], row["attempted_at"]) for row in rows
+        ]
+
+    def rescue(self, leases: Sequence[Lease], thresholds: Thresholds) -> dict[Lease, Rescue]:
+        if not leases:
+            return {}
+        rows = self._rows("rescue", **_columns(leases), **_seconds(thresholds))
+        return {_lease(row): Rescue(row["rescue"]) for row in rows}
+
+    def forsake(self, leases: Sequence[Lease]) -> None:
+        if leases:
+            self._run("forsake", lambda cursor: None, **_columns(leases))
+
+    def unsent(self, *, resend_after: float, limit: int = 100) -> list[UnsentJob]:
+        rows = self._rows("unsent", limit=limit, resend_after=resend_after)
+        return [_unsent(row) for row in rows]
+
+    def settle(self, lease: Lease, to: JobState, error: str | None = None) -> bool:
+        row = self._row(
+            "settle", id=lease.job_id, run_lease=lease.run_lease, state=to.value, error=error
+        )
+        return bool(row["settled"])
+
+    def told(self, lease: Lease, resends: int = 0) -> None:
+        self._note("told", lease, resends)
+
+    def request_cancel(self, task_id: str) -> Cancel:
+        return Cancel(self._row("request_cancel", task_id=task_id)["answer"])
+
+    def resend(self, task_id: str, *, keep_progress: bool) -> Resend:
+        row = self._row("resend", task_id=task_id, keep_progress=keep_progress)
+        return Resend(row["answer"])
+
+    def edit_checkpoint(self, task_id: str, metadata: str | None) -> bool | None:
+        edited: bool | None = self._row("edit_checkpoint", task_id=task_id, metadata=metadata)[
+            "edited"
+        ]
+        return edited
 
     def get_job(self, task_id: str) -> Job | None:
         rows = self._rows("get_job", task_id=task_id)
@@ -187,6 +238,15 @@ class CanonicalStore:
         os.dup2(nowhere, self._connection.fileno())
         os.close(nowhere)
 
+    def _note(self, name: str, lease: Lease, resends: int) -> None:
+        self._run(
+            name,
+            lambda cursor: None,
+            id=lease.job_id,
+            run_lease=lease.run_lease,
+            resends=resends,
+        )
+
     def _row(self, name: str, **parameters: object) -> Row:
         return self._rows(name, **parameters)[0]
 
@@ -208,6 +268,7 @@ def _message(attempt: NewAttempt) -> str:
     began_at = attempt.began_at
     message: dict[str, Any] = {name: getattr(attempt, name) for name in _MESSAGE_FIELDS}
     message["began_ago"] = None if began_at is None else time.monotonic() - began_at
+    message["envelope_whole"] = _is_whole(attempt.envelope)
     return msgspec.json.encode(message).decode()
 
 
@@ -223,8 +284,44 @@ def _transition(transition: Transition) -> str:
             "run_in": transition.run_in,
             "unsent": transition.unsent,
             "uncounted": transition.uncounted,
+            "envelope_whole": _is_whole(transition.envelope),
         }
     ).decode()
+
+
+def _data(envelope: Envelope | None) -> bytes | None:
+    return None if envelope is None else envelope.data
+
+
+def _is_whole(envelope: Envelope | None) -> bool:
+    return envelope is not None and envelope.whole
+
+
+def _seconds(thresholds: Thresholds) -> dict[str, float]:
+    return {
+        "stale_after": thresholds.stale_after,
+        "duplicate_after": thresholds.duplicate_after,
+    }
+
+
+def _lease(row: Row) -> Lease:
+    return Lease(row["id"], row["run_lease"])
+
+
+def _unsent(row: Row) -> UnsentJob:
+    data = row["envelope"]
+    return UnsentJob(
+        _lease(row),
+        row["task_id"],
+        row["kind"],
+        JobState(row["state"]),
+        row["run_token"],
+        None if data is None else Envelope(bytes(data), row["envelope_whole"]),
+        row["attempted_at"],
+        row["run_at"],
+        row["error"],
+        row["resends"],
+    )
 
 
 def _columns(leases: Sequence[Lease]) -> dict[str, list[int]]:
@@ -235,12 +332,7 @@ def _columns(leases: Sequence[Lease]) -> dict[str, list[int]]:
 
 
 def _pulses(rows: list[Row]) -> dict[Lease, Pulse]:
-    return {
-        Lease(row["id"], row["run_lease"]): Pulse(
-            row["progress_generation"], row["cancel_requested"]
-        )
-        for row in rows
-    }
+    return {_lease(row): Pulse(row["progress_generation"], row["cancel_requested"]) for row in rows}
 
 
 def _by_size(beats: Sequence[Beat]) -> list[list[Beat]]:

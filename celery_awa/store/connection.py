@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
 from psycopg import conninfo, errors
+from psycopg.rows import tuple_row
 
 from ..errors import AwaError, RowLocked, SchemaError, SettingsError, StoreRefused, StoreUnavailable
 from . import embedded
@@ -21,6 +26,19 @@ _DEFAULTS = {
     "keepalives_interval": "5",
     "keepalives_count": "3",
     "tcp_user_timeout": "10000",
+}
+
+#: Seconds for the server to answer one statement; a connection that is silent for longer is given
+#: up. Of a dead network the system tells by itself, as said above; of a server or pooler that
+#: hangs, and of whoever swallows bytes in between and confirms them, it cannot tell.
+ANSWER_WITHIN = 10.0
+
+#: The socket options by which libpq does what these parameters say.
+_SOCKET_OPTIONS = {
+    "keepalives_idle": "TCP_KEEPIDLE",
+    "keepalives_interval": "TCP_KEEPINTVL",
+    "keepalives_count": "TCP_KEEPCNT",
+    "tcp_user_timeout": "TCP_USER_TIMEOUT",
 }
 
 _SCHEMES = ("postgresql://", "postgres://")
@@ -87,6 +105,98 @@ def connect(url: str) -> psycopg.Connection[tuple[object, ...]]:
     # For transactions only; a lone statement runs in the server's default, see check_schema.
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     return connection
+
+
+def connect_by(make: Callable[[], Any]) -> psycopg.Connection[tuple[object, ...]]:
+    """A connection that the user's own code opens, set as :func:`connect` sets its own.
+
+    Whatever goes wrong in that code is StoreUnavailable, so that it is tried again.
+    """
+    try:
+        made = make()
+    except (Exception, SystemExit) as exc:
+        raise StoreUnavailable(f"the function given as connect= failed: {_why(exc)}") from exc
+    if not isinstance(made, psycopg.Connection) or made.closed:
+        shown = f"{'a closed' if getattr(made, 'closed', False) else 'a'} {type(made).__name__}"
+        raise StoreUnavailable(
+            "the function given as connect= must open a psycopg.Connection at each call and "
+            f"return it; it returned {shown}"
+        )
+    try:
+        with translated():
+            _set(made)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _why(exc: BaseException) -> str:
+    if isinstance(exc, psycopg.ProgrammingError):
+        return _why_unread("", exc)  # of what it cannot read libpq quotes parts
+    return f"{type(exc).__name__}: {first_line(exc)}"
+
+
+def _set(made: psycopg.Connection[Any]) -> None:
+    if made.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE:
+        made.commit()  # it began with what the user's code set for the session
+    made.autocommit = True
+    made.prepare_threshold = None
+    made.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+    made.read_only = made.deferrable = None
+    made.row_factory, made.cursor_factory = tuple_row, psycopg.Cursor
+    if made.info.encoding != "utf-8":
+        made.execute("SET client_encoding TO 'UTF8'")
+    _notice_silence(made)
+
+
+def _notice_silence(made: psycopg.Connection[Any]) -> None:
+    """What libpq does by our defaults, where the user's code did not say it itself.
+
+    Without it a network that swallows everything would hold the connection up for a quarter of
+    an hour, and with it the heartbeats of all attempts.
+    """
+    said = made.info.get_parameters()
+    with socket.socket(fileno=os.dup(made.fileno())) as plug, suppress(OSError):
+        if plug.family not in (socket.AF_INET, socket.AF_INET6):
+            return
+        for name, option in _SOCKET_OPTIONS.items():
+            if name not in said and hasattr(socket, option):
+                plug.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), int(_DEFAULTS[name]))
+
+
+def bound_answers(connection: psycopg.Connection[Any]) -> None:
+    """From here on raise OperationalError where a statement is not answered in time."""
+    wait = connection.wait
+
+    def wait_in_time(gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
+        return wait(_in_time(gen, connection.fileno()), *args, **kwargs)
+
+    connection.wait = wait_in_time  # type: ignore[method-assign]  # the one place to step in at
+
+
+def _in_time(gen: Generator[Any, Any, Any], fileno: int) -> Generator[Any, Any, Any]:
+    """The driver's steps of one statement, until it has waited for too long.
+
+    While it waits the driver takes a step ten times a second, whether something came or not.
+    """
+    until = time.monotonic() + ANSWER_WITHIN
+    try:
+        wanted = next(gen)
+        while True:
+            came = yield wanted
+            # Looked for at last: this thread may have been kept from looking until now.
+            if time.monotonic() > until and not _readable(fileno):
+                raise psycopg.OperationalError(f"no answer within {ANSWER_WITHIN:g} s")
+            wanted = gen.send(came)
+    except StopIteration as done:
+        return done.value
+
+
+def _readable(fileno: int) -> bool:
+    looking = select.poll()
+    looking.register(fileno, select.POLLIN)
+    return bool(looking.poll(0))
 
 
 @contextmanager

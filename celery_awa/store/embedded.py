@@ -55,6 +55,8 @@ def resolve(url: str) -> str:
         return url
     path = url[len(PREFIX) :]
     key = os.path.realpath(os.path.expanduser(path)) if path else ""
+    if key in _urls:
+        return _urls[key]  # without the lock, which greenlets and the real thread should not share
     with _lock:
         if key not in _urls:
             _urls[key] = _url(_use_shared(key) if key else _use_private())

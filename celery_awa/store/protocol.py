@@ -11,7 +11,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ..model import Beat, Claim, Ended, Job, JobState, Lease, NewAttempt, Pulse, Transition
+from ..model import (
+    Beat,
+    Cancel,
+    Claim,
+    Ended,
+    Job,
+    JobState,
+    Lease,
+    LostJob,
+    NewAttempt,
+    Pulse,
+    Rescue,
+    Resend,
+    Thresholds,
+    Transition,
+    UnsentJob,
+)
 
 
 class Store(Protocol):
@@ -60,8 +76,70 @@ class Store(Protocol):
         """
         ...
 
-    def sent(self, lease: Lease) -> None:
-        """Note that the message which this lease's job waits for was published."""
+    def sent(self, lease: Lease, resends: int = 0) -> None:
+        """Note that the message which this lease's job waits for was published.
+
+        ``resends`` is what ``unsent`` said of it; 0 for the message of an attempt itself.
+        """
+        ...
+
+    # Rescue and sending.
+
+    def lost(self, thresholds: Thresholds, *, after_id: int = 0, limit: int = 100) -> list[LostJob]:
+        """Jobs that are stale, past their deadline or their callback's time, by id; a look only."""
+        ...
+
+    def rescue(self, leases: Sequence[Lease], thresholds: Thresholds) -> dict[Lease, Rescue]:
+        """Take these jobs if they are lost still, and requeue or fail them by their policy.
+
+        What is locked, has a newer lease, or is lost no longer, is left alone and not in the
+        answer. What was requeued, failed or cancelled is unsent.
+        """
+        ...
+
+    def forsake(self, leases: Sequence[Lease]) -> None:
+        """Note that the attempts with these leases are dead: they are stale at once."""
+        ...
+
+    def unsent(self, *, resend_after: float, limit: int = 100) -> list[UnsentJob]:
+        """Jobs of which something is due to be published; each is due again 10 s later.
+
+        Due is also a message that was published and has not come: which is not claimed
+        ``resend_after`` seconds after it was sent and after it was to run.
+        """
+        ...
+
+    def settle(self, lease: Lease, to: JobState, error: str | None = None) -> bool:
+        """End a job that nobody is to run any more. False if it went on meanwhile.
+
+        With an error of ours (its message cannot be sent, say) the end is left to be told; a job
+        that runs is then let alone. Without one the result backend said so, and the attempt's
+        own end, should it still come, adds its last snapshot and its error.
+        """
+        ...
+
+    def told(self, lease: Lease, resends: int = 0) -> None:
+        """Note that the result backend knows of this job's end; ``resends`` as for :meth:`sent`."""
+        ...
+
+    # For operators.
+
+    def request_cancel(self, task_id: str) -> Cancel:
+        """Cancel a job that waits, ask one that runs to stop."""
+        ...
+
+    def resend(self, task_id: str, *, keep_progress: bool) -> Resend:
+        """Have the message of a job that has ended sent again, as its next attempt.
+
+        Without ``keep_progress`` it begins from nothing, and a job that waits is taken too.
+        """
+        ...
+
+    def edit_checkpoint(self, task_id: str, metadata: str | None) -> bool | None:
+        """Replace ``metadata`` (a JSON object) of a job that is to run again; None takes it away.
+
+        False if it runs or was completed, None if it has no row.
+        """
         ...
 
     def get_job(self, task_id: str) -> Job | None:

@@ -21,9 +21,11 @@ CREATE TABLE {schema}.jobs_hot (
     args_repr text NOT NULL DEFAULT '',
     kwargs_repr text NOT NULL DEFAULT '',
     envelope bytea,
+    envelope_whole boolean NOT NULL DEFAULT false,
     run_token text NOT NULL,
     retries integer NOT NULL DEFAULT 0,
     run_lease bigint NOT NULL DEFAULT 1,
+    from_lease bigint,
     attempt_token text,
     worker text,
     progress jsonb,
@@ -32,13 +34,23 @@ CREATE TABLE {schema}.jobs_hot (
     heartbeat_at timestamptz,
     deadline_at timestamptz,
     run_at timestamptz,
+    -- Not null: unsent, and due to be published then.
     send_after timestamptz,
+    -- When the message that it waits for was published; null unless it waits for one that was.
+    sent_at timestamptz,
     created_at timestamptz NOT NULL DEFAULT now(),
     attempted_at timestamptz,
     finalized_at timestamptz,
     errors jsonb[] NOT NULL DEFAULT '{}',
+    lost_policy text NOT NULL DEFAULT 'fail' CHECK (lost_policy IN ('requeue', 'fail')),
+    max_rescues integer NOT NULL DEFAULT 3,
     rescues integer NOT NULL DEFAULT 0,
+    rescues_in_place integer NOT NULL DEFAULT 0,
     rescue_mark text,
+    -- Who took the job from the attempt of attempt_token, if it did not end by itself.
+    taken_by text CHECK (taken_by IN ('rescue', 'backend', 'operator')),
+    -- How often an operator had it sent again since its claim.
+    resends integer NOT NULL DEFAULT 0,
     cancel_requested boolean NOT NULL DEFAULT false,
     duplicate_at timestamptz,
     callback_id text,
@@ -61,18 +73,32 @@ CREATE TABLE {schema}.scheduled_jobs (
 -- For the look at what runs. A heartbeat changes no column of it, so heartbeats stay HOT.
 CREATE INDEX jobs_hot_running ON {schema}.jobs_hot (id) WHERE state = 'running';
 
+-- For the look at what is to be published, and at callbacks that do not come; rarely changed.
+CREATE INDEX jobs_hot_unsent ON {schema}.jobs_hot (send_after) WHERE send_after IS NOT NULL;
+CREATE INDEX scheduled_jobs_unsent ON {schema}.scheduled_jobs (send_after)
+    WHERE send_after IS NOT NULL;
+-- For the look at messages that were published and do not come. Nor does a heartbeat change these.
+CREATE INDEX jobs_hot_sent ON {schema}.jobs_hot (greatest(sent_at, run_at))
+    WHERE sent_at IS NOT NULL AND envelope_whole;
+CREATE INDEX scheduled_jobs_sent ON {schema}.scheduled_jobs (greatest(sent_at, run_at))
+    WHERE sent_at IS NOT NULL AND envelope_whole;
+CREATE INDEX jobs_hot_waiting ON {schema}.jobs_hot (callback_timeout_at)
+    WHERE state = 'waiting_external';
+
 -- For reading only, and without the envelope, which holds the arguments in the clear.
 CREATE VIEW {schema}.jobs AS
 SELECT id, task_id, kind, queue, state, attempt, max_attempts, args_repr, kwargs_repr, retries,
     run_lease, worker, progress, progress_at, heartbeat_at, deadline_at, run_at, send_after,
-    created_at, attempted_at, finalized_at, errors, rescues, cancel_requested, duplicate_at,
-    callback_id, callback_timeout_at, root_id, parent_id, group_id, group_index
+    sent_at, created_at, attempted_at, finalized_at, errors, lost_policy, max_rescues, rescues,
+    envelope_whole AS resendable, cancel_requested, duplicate_at, callback_id,
+    callback_timeout_at, root_id, parent_id, group_id, group_index
 FROM {schema}.jobs_hot
 UNION ALL
 SELECT id, task_id, kind, queue, state, attempt, max_attempts, args_repr, kwargs_repr, retries,
     run_lease, worker, progress, progress_at, heartbeat_at, deadline_at, run_at, send_after,
-    created_at, attempted_at, finalized_at, errors, rescues, cancel_requested, duplicate_at,
-    callback_id, callback_timeout_at, root_id, parent_id, group_id, group_index
+    sent_at, created_at, attempted_at, finalized_at, errors, lost_policy, max_rescues, rescues,
+    envelope_whole AS resendable, cancel_requested, duplicate_at, callback_id,
+    callback_timeout_at, root_id, parent_id, group_id, group_index
 FROM {schema}.scheduled_jobs;
 
 -- What a message says of its task (celery_awa.model.NewAttempt, without the envelope).
@@ -94,6 +120,11 @@ CREATE TYPE {schema}.new_attempt AS (
     parent_id text,
     group_id text,
     group_index integer,
+    envelope_whole boolean,
+    lost_policy text,
+    max_rescues integer,
+    -- Seconds that the attempt may run.
+    deadline double precision,
     -- Seconds since the attempt began; null: it begins with its claim.
     began_ago double precision,
     -- True for a message that ends without having been executed.
@@ -108,7 +139,8 @@ CREATE TYPE {schema}.transition AS (
     error text,
     run_in double precision,
     unsent boolean,
-    uncounted boolean
+    uncounted boolean,
+    envelope_whole boolean
 );
 
 -- Which run a message belongs to, and whether it may have the job:
@@ -117,39 +149,48 @@ CREATE TYPE {schema}.transition AS (
 --   fresh     the message begins a new run
 --   continue  the message continues this run
 --   finished  a late copy of a run that is over, or a used copy while a newer message is awaited
---   held      an attempt that began later has the job, or, for a message that is not executed,
---             any attempt or a run that waits
+--   older     an attempt that began later has the job
+--   held      a live attempt has it which this message does not continue, and its row can bring
+--             the task back; for a message that is not executed, any attempt or a run that waits
 -- Messages of one run are ordered by (retries, from_lease). A row keeps the retries of the
 -- attempt that claimed it last, so the message of a retry is newer than its row even if the
 -- lease was not known when it was published.
 -- A claim or an end that comes late, after a time without the database, say, never takes a job
 -- from an attempt that began after it, whatever the run: that one is the newer.
-CREATE FUNCTION {schema}.claim_decision(
-    p_state text, p_run_token text, p_run_lease bigint, p_retries integer, p_token text,
-    p_attempted_at timestamptz, p_attempt {schema}.new_attempt
-) RETURNS text LANGUAGE sql STABLE AS $$
+CREATE FUNCTION {schema}.claim_decision(j {schema}.jobs_hot, a {schema}.new_attempt)
+RETURNS text LANGUAGE sql STABLE AS $$
     SELECT CASE
-        WHEN p_token = p_attempt.token AND p_state = 'running' THEN 'repeat'
-        WHEN p_token = p_attempt.token THEN 'ended'
-        WHEN p_attempted_at > now() - make_interval(secs => p_attempt.began_ago) THEN 'held'
-        WHEN p_attempt.unstarted AND (
-                p_state = 'running'
-                OR p_attempt.run_named AND p_attempt.run_token <> p_run_token
-                    AND p_state NOT IN ('completed', 'failed', 'cancelled')
+        WHEN j.attempt_token = a.token AND j.state = 'running' THEN 'repeat'
+        WHEN j.attempt_token = a.token THEN 'ended'
+        WHEN j.attempted_at > now() - make_interval(secs => a.began_ago) THEN 'older'
+        WHEN a.unstarted AND (
+                j.state = 'running'
+                OR a.run_named AND a.run_token <> j.run_token
+                    AND j.state NOT IN ('completed', 'failed', 'cancelled')
             ) THEN 'held'
-        WHEN p_attempt.run_named AND p_attempt.run_token <> p_run_token THEN 'fresh'
-        WHEN p_state IN ('completed', 'failed', 'cancelled') THEN
-            CASE WHEN p_attempt.run_named
-                    OR p_attempt.redelivered
-                    OR p_attempt.retries > 0
-                    OR p_attempt.from_lease IS NOT NULL
-                    OR p_attempt.run_token = p_run_token
+        WHEN a.run_named AND a.run_token <> j.run_token THEN 'fresh'
+        WHEN j.state IN ('completed', 'failed', 'cancelled') THEN
+            CASE WHEN a.run_named
+                    OR a.redelivered
+                    OR a.retries > 0
+                    OR a.from_lease IS NOT NULL
+                    OR a.run_token = j.run_token
                 THEN 'finished' ELSE 'fresh' END
-        WHEN p_state IN ('retryable', 'scheduled', 'waiting_external') AND (
-                p_attempt.retries < p_retries
-                OR p_attempt.retries = p_retries
-                    AND coalesce(p_attempt.from_lease, 0) < p_run_lease
-            ) THEN 'finished'
+        WHEN a.retries > j.retries
+            OR a.retries = j.retries AND a.from_lease >= j.run_lease THEN 'continue'
+        WHEN j.state IN ('retryable', 'scheduled', 'waiting_external') THEN 'finished'
+        -- What an available job waits for may be the message of its last attempt, returned, but
+        -- none that was before it: that one would meet a newer attempt or be met by one.
+        WHEN j.state = 'available' AND a.retries < j.retries THEN 'finished'
+        -- A live attempt, and a message that does not continue it. A used copy is dropped; the
+        -- message that the attempt itself came with is dropped if the row can replace it.
+        WHEN j.state = 'running' AND (
+                a.retries < j.retries
+                OR a.from_lease IS NOT NULL
+                -- The attempt came with a copy of it that was sent later.
+                OR a.retries = j.retries AND j.from_lease IS NOT NULL
+                OR j.lost_policy = 'requeue' AND j.envelope_whole
+            ) THEN 'held'
         ELSE 'continue'
     END
 $$;
@@ -171,12 +212,14 @@ BEGIN
         -- Take the mutex: a row of our own, or the lock on the one that is there.
         INSERT INTO {schema}.jobs_hot AS j (
             task_id, kind, queue, state, attempt, max_attempts, args_repr, kwargs_repr, envelope,
-            run_token, retries, attempt_token, worker, heartbeat_at, attempted_at,
-            root_id, parent_id, group_id, group_index
+            envelope_whole, run_token, from_lease, retries, attempt_token, worker, heartbeat_at,
+            deadline_at, attempted_at, lost_policy, max_rescues, root_id, parent_id, group_id,
+            group_index
         ) VALUES (
             a.task_id, a.kind, a.queue, 'running', a.retries + 1, a.max_attempts, a.args_repr,
-            a.kwargs_repr, p_envelope, a.run_token, a.retries, a.token, a.worker, now(), began_at,
-            a.root_id, a.parent_id, a.group_id, a.group_index
+            a.kwargs_repr, p_envelope, a.envelope_whole, a.run_token, a.from_lease, a.retries,
+            a.token, a.worker, now(), began_at + make_interval(secs => a.deadline), began_at,
+            a.lost_policy, a.max_rescues, a.root_id, a.parent_id, a.group_id, a.group_index
         ) ON CONFLICT ON CONSTRAINT jobs_hot_task_id_key DO NOTHING
         RETURNING j.* INTO job;
         IF FOUND THEN
@@ -195,24 +238,24 @@ BEGIN
     END LOOP;
 
     IF waiting.id IS NOT NULL THEN
-        decision := {schema}.claim_decision(
-            waiting.state, waiting.run_token, waiting.run_lease, waiting.retries,
-            waiting.attempt_token, waiting.attempted_at, a
-        );
         -- The row that was our mutex makes room; its index entry goes on holding others off
         -- until this transaction ends.
         DELETE FROM {schema}.jobs_hot j WHERE j.id = job.id;
         job := waiting;
+        decision := {schema}.claim_decision(job, a);
         IF decision IN ('fresh', 'continue') THEN
             DELETE FROM {schema}.scheduled_jobs s WHERE s.id = waiting.id;
             job.state := 'running';
             INSERT INTO {schema}.jobs_hot SELECT job.*;
         END IF;
     ELSE
-        decision := {schema}.claim_decision(
-            job.state, job.run_token, job.run_lease, job.retries, job.attempt_token,
-            job.attempted_at, a
-        );
+        decision := {schema}.claim_decision(job, a);
+    END IF;
+
+    IF decision = 'held' AND job.state = 'running' AND a.unstarted IS NOT TRUE THEN
+        -- The copy is dropped, perhaps because its attempt died a moment ago: two missed
+        -- heartbeats make the row stale now. The owner's next heartbeat takes the mark away.
+        UPDATE {schema}.jobs_hot j SET duplicate_at = now() WHERE j.id = job.id;
     END IF;
 
     IF decision IN ('fresh', 'continue') THEN
@@ -226,7 +269,9 @@ BEGIN
             args_repr = a.args_repr,
             kwargs_repr = a.kwargs_repr,
             envelope = p_envelope,
+            envelope_whole = a.envelope_whole,
             run_token = CASE decision WHEN 'fresh' THEN a.run_token ELSE j.run_token END,
+            from_lease = a.from_lease,
             retries = a.retries,
             run_lease = j.run_lease + 1,
             attempt_token = a.token,
@@ -235,15 +280,21 @@ BEGIN
             progress_generation = 0,
             progress_at = CASE decision WHEN 'fresh' THEN NULL ELSE j.progress_at END,
             heartbeat_at = now(),
-            deadline_at = NULL,
+            deadline_at = began_at + make_interval(secs => a.deadline),
             run_at = NULL,
             send_after = NULL,
+            sent_at = NULL,
             created_at = CASE decision WHEN 'fresh' THEN now() ELSE j.created_at END,
             attempted_at = began_at,
             finalized_at = NULL,
             errors = CASE decision WHEN 'fresh' THEN '{}' ELSE j.errors END,
+            lost_policy = a.lost_policy,
+            max_rescues = a.max_rescues,
             rescues = CASE decision WHEN 'fresh' THEN 0 ELSE j.rescues END,
+            rescues_in_place = CASE decision WHEN 'fresh' THEN 0 ELSE j.rescues_in_place END,
             rescue_mark = CASE decision WHEN 'fresh' THEN NULL ELSE j.rescue_mark END,
+            taken_by = NULL,
+            resends = 0,
             cancel_requested = decision = 'continue' AND j.cancel_requested,
             duplicate_at = NULL,
             callback_id = NULL,
@@ -256,7 +307,9 @@ BEGIN
         RETURNING j.* INTO job;
     END IF;
     RETURN QUERY SELECT
-        CASE WHEN decision IN ('repeat', 'fresh', 'continue') THEN 'yours' ELSE decision END,
+        CASE WHEN decision IN ('repeat', 'fresh', 'continue') THEN 'yours'
+            WHEN decision = 'older' THEN 'held'
+            ELSE decision END,
         job.id, job.run_lease, job.attempt, job.progress, job.run_token;
 END
 $$;
@@ -278,18 +331,34 @@ RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
     END
 $$;
 
+-- The errors of a job with one more; the last 20 are kept.
+CREATE FUNCTION {schema}.with_error(j {schema}.jobs_hot, p_error text)
+RETURNS jsonb[] LANGUAGE sql STABLE AS $$
+    SELECT array_append(
+        j.errors[greatest(1, cardinality(j.errors) - 18):],
+        jsonb_build_object('attempt', j.attempt, 'at', now(), 'error', p_error)
+    )
+$$;
+
 -- The guarded transition that ends an attempt: done, repeated (done before by this attempt) or
--- gone; missing where there is no such
--- row any more. A transition without a state deletes the row.
+-- gone; missing where there is no such row any more. A transition without a state deletes the row.
+-- What was settled by the word of the result backend ended as the attempt says; it is given what
+-- the attempt alone knows, its last snapshot and its error.
+-- Where cancellation was asked for, a job that would wait is cancelled instead, and the attempt is
+-- told that the job is gone: it must not publish a message.
 CREATE FUNCTION {schema}.end_attempt(
     p_id bigint, p_run_lease bigint, p_token text, p_transition jsonb, p_envelope bytea
 ) RETURNS text LANGUAGE plpgsql SET lock_timeout = '500ms' AS $$
 DECLARE
     t {schema}.transition := jsonb_populate_record(NULL::{schema}.transition, p_transition);
     job {schema}.jobs_hot;
+    cancelled boolean;
 BEGIN
     SELECT j.* INTO job FROM {schema}.jobs_hot j
-    WHERE j.id = p_id AND j.run_lease = p_run_lease AND j.state = 'running' FOR UPDATE;
+    WHERE j.id = p_id AND j.run_lease = p_run_lease
+        AND (j.state = 'running'
+            OR j.taken_by = 'backend' AND j.attempt_token = p_token AND j.state = t.state)
+    FOR UPDATE;
     IF NOT FOUND THEN
         RETURN {schema}.ended_before(p_id, p_run_lease, p_token, t.state);
     END IF;
@@ -309,26 +378,41 @@ BEGIN
     IF t.state = 'completed' THEN
         job.progress := NULL;
         job.envelope := NULL;
+        job.envelope_whole := false;
     ELSIF p_envelope IS NOT NULL THEN
         job.envelope := p_envelope;
+        job.envelope_whole := t.envelope_whole;
     END IF;
     IF t.error IS NOT NULL THEN
-        job.errors := array_append(
-            job.errors[greatest(1, cardinality(job.errors) - 18):],
-            jsonb_build_object('attempt', job.attempt, 'at', now(), 'error', t.error)
-        );
+        job.errors := {schema}.with_error(job, t.error);
     END IF;
     IF t.uncounted THEN
         job.attempt := job.attempt - 1;
     END IF;
-    job.state := t.state;
+    cancelled := job.cancel_requested
+        AND t.state IN ('available', 'retryable', 'scheduled', 'waiting_external');
+    job.state := CASE WHEN cancelled THEN 'cancelled' ELSE t.state END;
     -- At most a hundred years: Python has no year above 9999 to read it back with.
-    job.run_at := now()
-        + make_interval(secs => CASE WHEN t.run_in > 3155760000 THEN 3155760000 ELSE t.run_in END);
-    job.send_after := CASE WHEN t.unsent THEN now() + interval '10 seconds' END;
-    job.finalized_at := CASE WHEN t.state IN ('completed', 'failed', 'cancelled') THEN now() END;
+    job.run_at := CASE WHEN job.state NOT IN ('completed', 'failed', 'cancelled') THEN now()
+        + make_interval(secs => CASE WHEN t.run_in > 3155760000 THEN 3155760000 ELSE t.run_in END)
+        END;
+    -- Due at once: an end that is to be told, and a message that nobody else sends, since the copy
+    -- that came back was dropped.
+    job.send_after := CASE
+        WHEN cancelled THEN now()
+        WHEN t.unsent IS NOT TRUE THEN NULL
+        WHEN t.state IN ('failed', 'cancelled') THEN now()
+        WHEN t.state = 'available' AND job.duplicate_at IS NOT NULL THEN now()
+        ELSE now() + interval '10 seconds' END;
+    -- Who does not ask for a message has published it.
+    job.sent_at := CASE WHEN job.state IN ('available', 'retryable', 'scheduled')
+        AND t.unsent IS NOT TRUE THEN now() END;
+    job.taken_by := NULL;
+    job.duplicate_at := NULL;
+    job.deadline_at := NULL;
+    job.finalized_at := CASE WHEN job.state IN ('completed', 'failed', 'cancelled') THEN now() END;
 
-    IF t.state IN ('retryable', 'scheduled') THEN
+    IF job.state IN ('retryable', 'scheduled') THEN
         -- Only a row that leaves jobs_hot here enters scheduled_jobs: the lock above is held.
         WITH moved AS (DELETE FROM {schema}.jobs_hot j WHERE j.id = p_id RETURNING j.id)
         INSERT INTO {schema}.scheduled_jobs SELECT job.* FROM moved;
@@ -336,9 +420,14 @@ BEGIN
         UPDATE {schema}.jobs_hot j SET
             state = job.state, attempt = job.attempt, progress = job.progress,
             progress_generation = job.progress_generation, progress_at = job.progress_at,
-            envelope = job.envelope, errors = job.errors, run_at = job.run_at,
-            send_after = job.send_after, finalized_at = job.finalized_at
+            envelope = job.envelope, envelope_whole = job.envelope_whole, errors = job.errors,
+            deadline_at = job.deadline_at, run_at = job.run_at, send_after = job.send_after,
+            sent_at = job.sent_at, finalized_at = job.finalized_at,
+            duplicate_at = job.duplicate_at, taken_by = job.taken_by
         WHERE j.id = p_id;
+    END IF;
+    IF cancelled THEN
+        RETURN 'gone';
     END IF;
     RETURN 'done';
 END
@@ -349,15 +438,18 @@ CREATE FUNCTION {schema}.ended_before(
     p_id bigint, p_run_lease bigint, p_token text, p_state text
 ) RETURNS text LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN p_state IS NULL AND count(*) = 0
-        OR bool_or(j.run_lease = p_run_lease AND j.attempt_token = p_token AND j.state = p_state)
+        OR bool_or(j.run_lease = p_run_lease AND j.attempt_token = p_token AND j.state = p_state
+            AND j.taken_by IS NULL)
         THEN 'repeated'
         -- Nobody has it: it was deleted, or a failover forgot it.
         WHEN count(*) = 0 THEN 'missing'
         ELSE 'gone' END
     FROM (
-        SELECT run_lease, attempt_token, state FROM {schema}.jobs_hot WHERE id = p_id
+        SELECT run_lease, attempt_token, state, taken_by
+        FROM {schema}.jobs_hot WHERE id = p_id
         UNION ALL
-        SELECT run_lease, attempt_token, state FROM {schema}.scheduled_jobs WHERE id = p_id
+        SELECT run_lease, attempt_token, state, taken_by
+        FROM {schema}.scheduled_jobs WHERE id = p_id
     ) j
 $$;
 
@@ -392,13 +484,13 @@ BEGIN
     WITH added AS (
         INSERT INTO {schema}.jobs_hot AS j (
             task_id, kind, queue, state, attempt, max_attempts, args_repr, kwargs_repr,
-            run_token, retries, attempt_token, worker, attempted_at, finalized_at,
-            root_id, parent_id, group_id, group_index
+            run_token, retries, attempt_token, worker, attempted_at, finalized_at, lost_policy,
+            max_rescues, root_id, parent_id, group_id, group_index
         )
         SELECT a.task_id, a.kind, a.queue, 'completed', a.retries + 1, a.max_attempts,
             a.args_repr, a.kwargs_repr, a.run_token, a.retries, a.token, a.worker,
-            now() - make_interval(secs => coalesce(a.began_ago, 0)), now(),
-            a.root_id, a.parent_id, a.group_id, a.group_index
+            now() - make_interval(secs => coalesce(a.began_ago, 0)), now(), a.lost_policy,
+            a.max_rescues, a.root_id, a.parent_id, a.group_id, a.group_index
         FROM jsonb_populate_recordset(NULL::{schema}.new_attempt, p_attempts) a
         ORDER BY a.task_id
         ON CONFLICT ON CONSTRAINT jobs_hot_task_id_key DO NOTHING
@@ -490,15 +582,17 @@ END
 $$;
 
 -- Note that the message which a job waits for was published. Hits no row where the message was
--- quicker and the next attempt has claimed.
-CREATE FUNCTION {schema}.sent(p_id bigint, p_run_lease bigint)
+-- quicker and the next attempt has claimed. p_resends tells apart what an operator had sent again
+-- after the job was finished: an earlier message, dropped meanwhile, does not stand for that.
+CREATE FUNCTION {schema}.sent(p_id bigint, p_run_lease bigint, p_resends integer)
 RETURNS void LANGUAGE plpgsql SET lock_timeout = '500ms' AS $$
 BEGIN
-    UPDATE {schema}.jobs_hot j SET send_after = NULL
-    WHERE j.id = p_id AND j.run_lease = p_run_lease AND j.send_after IS NOT NULL;
+    UPDATE {schema}.jobs_hot j SET send_after = NULL, sent_at = now()
+    WHERE j.id = p_id AND j.run_lease = p_run_lease AND j.resends = p_resends
+        AND j.state = 'available';
     IF NOT FOUND THEN
-        UPDATE {schema}.scheduled_jobs s SET send_after = NULL
-        WHERE s.id = p_id AND s.run_lease = p_run_lease AND s.send_after IS NOT NULL;
+        UPDATE {schema}.scheduled_jobs s SET send_after = NULL, sent_at = now()
+        WHERE s.id = p_id AND s.run_lease = p_run_lease AND s.resends = p_resends;
     END IF;
 END
 $$;

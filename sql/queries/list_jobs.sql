@@ -2,9 +2,10 @@
 -- Parameters: state, kind (or null), before_id (or null), limit.
 -- Index: jobs_hot_pkey, scheduled_jobs_pkey, read backwards.
 -- Trap: page by id, never by offset: rows move while you read.
-SELECT id, task_id, kind, queue, state, attempt, max_attempts, retries, rescues, run_lease, worker,
-    args_repr, kwargs_repr, progress, progress_at, heartbeat_at, run_at, created_at, attempted_at,
-    finalized_at, errors, root_id, parent_id, group_id, group_index
+SELECT id, task_id, kind, queue, state, attempt, max_attempts, retries, lost_policy, max_rescues,
+    rescues, resendable, run_lease, worker, args_repr, kwargs_repr, progress, progress_at,
+    heartbeat_at, duplicate_at, deadline_at, cancel_requested, run_at, send_after, created_at,
+    attempted_at, finalized_at, errors, root_id, parent_id, group_id, group_index
 FROM {schema}.jobs
 WHERE (%(state)s::text IS NULL OR state = %(state)s)
     AND (%(kind)s::text IS NULL OR kind = %(kind)s)
