@@ -1,4 +1,6 @@
-"""Index the source files of the Python standard library, past an exception and a killed process.
+"""Index the source files of the Python standard library, past three interruptions.
+
+An exception, a killed pool child, and the whole worker killed while the broker forgets its message.
 
 Needs no service: PostgreSQL is embedded, the messages are files, the worker is started here. The
 task is in ``file_index/app.py``. However it ends, it leaves nothing running and no file.

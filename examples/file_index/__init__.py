@@ -1,1 +1,1 @@
-"""The parts of ``examples/index_files.py``: the Celery app, its worker, two faults and a bar."""
+"""The parts of ``examples/index_files.py``: the Celery app, its worker, three faults and a bar."""

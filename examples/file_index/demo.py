@@ -68,7 +68,7 @@ def _options(description: str) -> argparse.Namespace:
 def _files(text: str) -> int:
     if not text.isdecimal() or int(text) < LEAST_FILES:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number of files from {LEAST_FILES} on: the two faults need as many"
+            f"{text!r} is not a number of files from {LEAST_FILES} on, one for each attempt"
         )
     return int(text)
 
@@ -103,7 +103,7 @@ def _demonstrate(
     from .app import app, index_files  # reads the folder's name
 
     task_id = index_files.delay(str(root), len(files), pace).id
-    faults = Faults(database, len(files))
+    faults = Faults(database, worker, len(files))
     with celery_awa.Client(app) as client, view_for(console) as view:
         deadline = time.monotonic() + pace * len(files) + PATIENCE
         while not (job := _look(client, task_id, view)):

@@ -1,4 +1,4 @@
-"""Two faults from outside: a cut connection and a killed process. The task knows of neither."""
+"""Faults from outside: a cut connection, a killed process, a killed worker. The task knows none."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from collections.abc import Callable
 
 from . import table
 from .table import Beginning, Database
+from .worker import Worker
 
-#: Each of the three attempts begins at a file of its own.
-LEAST_FILES = 3
+#: Each of the four attempts begins at a file of its own.
+LEAST_FILES = 4
 
 
 class Faults:
-    """Strikes attempt 1 at a third of the files and attempt 2 at two thirds, once each."""
+    """Strikes attempts 1, 2 and 3 after a quarter, a half and three quarters of the files."""
 
-    def __init__(self, database: Database, files: int) -> None:
+    def __init__(self, database: Database, worker: Worker, files: int) -> None:
         self._database = database
+        self._worker = worker
         self._planned: list[tuple[int, Callable[[Beginning], str], str]] = [
-            (files // 3, self._cut_connection, "its next statement raises"),
-            (files * 2 // 3, self._kill_child, "Celery notices within about 10 s"),
+            (files // 4, self._cut_connection, "its next statement raises"),
+            (files // 2, self._kill_child, "Celery notices within about 10 s"),
+            (files * 3 // 4, self._kill_worker, "the broker forgets the message, its row does not"),
         ]
         #: What was done, by the number of the attempt.
         self.struck: dict[int, str] = {}
@@ -49,3 +52,8 @@ class Faults:
     def _kill_child(self, attempt: Beginning) -> str:
         os.kill(attempt.pid, signal.SIGKILL)
         return f"process {attempt.pid} was killed with SIGKILL"
+
+    def _kill_worker(self, attempt: Beginning) -> str:
+        """This broker has no message left of it: the next worker sends the task again."""
+        killed = self._worker.replace()
+        return f"its whole worker, process {killed}, was killed with SIGKILL"

@@ -1,5 +1,7 @@
 """Keeps the demo's worker and its folder, for as long as the process lives that started it.
 
+A line on its standard input asks for a new worker in place of one that was killed.
+
 A process of its own, in a session of its own: Ctrl-C in a terminal goes to every process of the
 foreground, and a worker that gets it works on until its task is done; and a demo that was killed
 clears nothing away. So this one waits for the end of its standard input, which comes in whichever
@@ -37,19 +39,27 @@ def main() -> None:
     try:
         for name in ("waiting", "taken", "control"):
             (folder / name).mkdir()
-        worker = _start(folder)
-        try:
-            print(json.dumps({"folder": str(folder), "pid": worker.pid}), flush=True)
-            while not select.select([sys.stdin], [], [], _LOOK)[0]:
-                worker.poll()
-        finally:
-            _kill(worker)
+        wanted = True
+        while wanted:
+            worker = _start(folder)
+            try:
+                print(json.dumps({"folder": str(folder), "pid": worker.pid}), flush=True)
+                wanted = _another_is_wanted(worker)
+            finally:
+                _kill(worker)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _another_is_wanted(worker: subprocess.Popen[bytes]) -> bool:
+    """Wait for a line, which asks for another worker, or for the end of the input."""
+    while not select.select([sys.stdin], [], [], _LOOK)[0]:
+        worker.poll()
+    return bool(sys.stdin.readline())
+
+
 def _start(folder: Path) -> subprocess.Popen[bytes]:
-    with (folder / LOG).open("wb") as log:
+    with (folder / LOG).open("ab") as log:
         return subprocess.Popen(
             [
                 *(sys.executable, "-m", "celery", "-A", "file_index.app", "worker"),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from . import keeper
@@ -17,12 +17,27 @@ from . import keeper
 _GONE_WITHIN = 15.0
 
 
-@dataclass(frozen=True)
 class Worker:
     """A Celery worker in a private temporary folder; ``pid`` is its own process."""
 
-    folder: str
-    pid: int
+    def __init__(self, keeper: subprocess.Popen[bytes]) -> None:
+        self._keeper = keeper
+        self.folder, self.pid = self._told()
+
+    def replace(self) -> int:
+        """Kill it with SIGKILL, its children with it, and start another; the killed one's id."""
+        assert self._keeper.stdin is not None
+        killed = self.pid
+        os.kill(killed, signal.SIGKILL)
+        self._keeper.stdin.write(b"another\n")
+        self._keeper.stdin.flush()
+        self.folder, self.pid = self._told()
+        return killed
+
+    def _told(self) -> tuple[str, int]:
+        assert self._keeper.stdout is not None
+        told = json.loads(self._keeper.stdout.readline())
+        return told["folder"], told["pid"]
 
     def running(self) -> bool:
         try:
@@ -47,9 +62,8 @@ def started_worker() -> Iterator[Worker]:
         start_new_session=True,
     )
     assert process.stdin is not None
-    assert process.stdout is not None
     try:
-        yield Worker(**json.loads(process.stdout.readline()))
+        yield Worker(process)
     finally:
         process.stdin.close()
         process.wait(_GONE_WITHIN)
