@@ -6,6 +6,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 # More options for pytest: make test ARGS="-k resume -x"
 ARGS ?=
+# make chaos ROUNDS=200 SEED=7; one round again: ROUNDS=1 SEED=7 FIRST=12
+ROUNDS ?= 20
+SEED ?=
+FIRST ?= 1
 
 # In an emptied environment the shell has a PATH of its own, and make, which runs simple lines
 # without a shell, has none.
@@ -13,7 +17,7 @@ PATH ?= /usr/local/bin:/usr/bin:/bin
 export PATH
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench
+.PHONY: help demo test check bench chaos
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -34,6 +38,9 @@ check: $(READY)  ## format, lint, layers, types, unit tests
 
 bench: $(READY)  ## what set_progress costs, beside Task.update_state on Redis
 	@$(BIN)/python bench/set_progress.py
+
+chaos: $(READY)  ## break workers, brokers and database at random; needs redis-server and rabbitmq-server
+	@$(BIN)/python -m tests.chaos --rounds $(ROUNDS) --first $(FIRST) $(if $(SEED),--seed $(SEED))
 
 # The stamp is written last: a set-up that was interrupted is done again.
 $(READY): pyproject.toml
