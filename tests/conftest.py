@@ -2,13 +2,15 @@
 
 ``AWA_TEST_DATABASE_URL`` names a server to use instead of an embedded one; its role must be
 allowed to create databases. ``AWA_TEST_POSTGRES_BIN`` names the PostgreSQL programs to embed.
-``AWA_TEST_REDIS_URL`` and ``AWA_TEST_AMQP_URL`` name servers for the tests that need them;
-with ``AWA_TEST_REQUIRE_SERVICES=1`` the run fails unless such tests ran.
+``AWA_TEST_REDIS_URL`` and ``AWA_TEST_AMQP_URL`` name servers for the tests that need them, and
+PgBouncer is used where it is installed; with ``AWA_TEST_REQUIRE_SERVICES=1`` the run fails unless
+such tests ran.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +26,12 @@ from celery_awa.store.migrations import migrate
 SCHEMA = "celery_awa"
 
 #: Marks of the tests that need a service.
-SERVICES = frozenset({"redis", "amqp"})
+SERVICES = frozenset({"redis", "amqp", "pgbouncer"})
+
+# A shell has what it starts in the background ignore SIGINT, and processes inherit that: those
+# that tests interrupt would go on.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

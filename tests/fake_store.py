@@ -1,6 +1,7 @@
 """A store in memory with the faults of a real one: it fails, hangs, locks, refuses, loses answers.
 
-It knows of runs only what attempts need here: a row is taken over by every claim but a late one.
+It knows of runs only what attempts need here: a claim is always of the row's run. Its clock stands
+still until the test moves it.
 """
 
 from __future__ import annotations
@@ -11,26 +12,37 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 from typing import Any, TypeVar
 
 from celery_awa.errors import RowLocked, StoreRefused, StoreUnavailable
 from celery_awa.model import (
     Answer,
     Beat,
+    Cancel,
     Claim,
     Ended,
+    Envelope,
     Job,
     JobState,
     Lease,
+    LostJob,
     NewAttempt,
     Pulse,
+    Rescue,
+    Resend,
     Snapshot,
+    Thresholds,
     Transition,
+    UnsentJob,
     Verdict,
 )
+from tests import fake_rescue
 
 T = TypeVar("T")
 SOON = 5.0
+_EPOCH = datetime(2020, 1, 1, tzinfo=timezone.utc)
+_WAITING = (JobState.SCHEDULED, JobState.RETRYABLE, JobState.AVAILABLE)
 
 
 @dataclass
@@ -50,8 +62,36 @@ class Row:
     progress: Any = None
     generation: int = 0
     beats: int = 0
-    unsent: bool = False
     errors: list[str] = field(default_factory=list)
+    kind: str = "kind"
+    envelope: Envelope | None = None
+    lost_policy: str = "fail"
+    max_rescues: int = 3
+    rescues: int = 0
+    rescues_in_place: int = 0
+    rescue_mark: str | None = None
+    cancel_requested: bool = False
+    # Seconds of the database's clock.
+    attempted_at: float = 0.0
+    heartbeat_at: float | None = 0.0
+    duplicate_at: float | None = None
+    deadline_at: float | None = None
+    run_at: float | None = None
+    send_after: float | None = None
+    sent_at: float | None = None
+
+    @property
+    def unsent(self) -> bool:
+        return self.send_after is not None
+
+    @property
+    def whole(self) -> bool:
+        return self.envelope is not None and self.envelope.whole
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for its message."""
+        return self.state in _WAITING
 
     @property
     def lease(self) -> Lease:
@@ -68,6 +108,8 @@ class FakeDatabase:
 
     def __init__(self) -> None:
         self.rows: dict[str, Row] = {}
+        #: Seconds of its clock.
+        self.now = 0.0
         #: Names of the statements that reached the database, in their order.
         self.statements: list[str] = []
         #: How often a connection was asked for, and those that were opened.
@@ -97,6 +139,9 @@ class FakeDatabase:
     @property
     def closed(self) -> int:
         return sum(store.closed for store in self.stores)
+
+    def pass_by(self, seconds: float) -> None:
+        self.now += seconds
 
     def go_away(self, reason: str = "it is away") -> None:
         """Refuse new connections and end the open ones, until :meth:`come_back`."""
@@ -140,6 +185,10 @@ class FakeDatabase:
     def by_id(self, job_id: int) -> Row | None:
         return next((row for row in self.rows.values() if row.id == job_id), None)
 
+    def at(self, seconds: float) -> datetime:
+        """That point of its clock as a time."""
+        return _EPOCH + timedelta(seconds=seconds)
+
     # The connections' side.
 
     def open(self) -> FakeStore:
@@ -158,13 +207,27 @@ class FakeDatabase:
         error = self.raising.get(name)
         if error is not None:
             raise error
-        answer = work()
+        with self._changed:
+            answer = work()
         if name in self.unanswered:
             self.unanswered.remove(name)
             store.dead = True
             raise StoreUnavailable("the connection was cut")
         self._notify()
         return answer
+
+    def check(
+        self, task_id: str, snapshot: Snapshot | None = None, error: str | None = None
+    ) -> None:
+        """Raise what a statement would that writes this to the row."""
+        if task_id in self.locked:
+            raise RowLocked(f"the row of {task_id} is locked")
+        if (
+            task_id in self.refused
+            or (snapshot is not None and task_id in self.refused_progress)
+            or (error is not None and task_id in self.refused_errors)
+        ):
+            raise StoreRefused(f"refused: {task_id}")
 
     def _pass(self, name: str) -> None:
         if name != "open":
@@ -223,16 +286,51 @@ class FakeStore:
     def record_completed(self, attempts: Sequence[NewAttempt]) -> None:
         self._do("record_completed", lambda: self._record(attempts))
 
-    def sent(self, lease: Lease) -> None:
-        def clear() -> None:
-            row = self._database.by_id(lease.job_id)
-            if row is not None and row.lease == lease:
-                row.unsent = False
+    def sent(self, lease: Lease, resends: int = 0) -> None:
+        self._do("sent", lambda: fake_rescue.published(self._database, lease, finished=False))
 
-        self._do("sent", clear)
+    def told(self, lease: Lease, resends: int = 0) -> None:
+        self._do("told", lambda: fake_rescue.published(self._database, lease, finished=True))
+
+    def lost(self, thresholds: Thresholds, *, after_id: int = 0, limit: int = 100) -> list[LostJob]:
+        return self._do(
+            "lost", lambda: fake_rescue.lost(self._database, thresholds, after_id, limit)
+        )
+
+    def rescue(self, leases: Sequence[Lease], thresholds: Thresholds) -> dict[Lease, Rescue]:
+        return self._do("rescue", lambda: fake_rescue.rescue(self._database, leases, thresholds))
+
+    def forsake(self, leases: Sequence[Lease]) -> None:
+        self._do("forsake", lambda: fake_rescue.forsake(self._database, leases))
+
+    def unsent(self, *, resend_after: float, limit: int = 100) -> list[UnsentJob]:
+        return self._do("unsent", lambda: fake_rescue.unsent(self._database, resend_after, limit))
+
+    def settle(self, lease: Lease, to: JobState, error: str | None = None) -> bool:
+        return self._do("settle", lambda: fake_rescue.settle(self._database, lease, to, error))
+
+    def request_cancel(self, task_id: str) -> Cancel:
+        return self._do(
+            "request_cancel", lambda: fake_rescue.request_cancel(self._database, task_id)
+        )
+
+    def resend(self, task_id: str, *, keep_progress: bool) -> Resend:
+        return self._do(
+            "resend", lambda: fake_rescue.resend(self._database, task_id, keep_progress)
+        )
+
+    def edit_checkpoint(self, task_id: str, metadata: str | None) -> bool | None:
+        return self._do(
+            "edit_checkpoint",
+            lambda: fake_rescue.edit_checkpoint(self._database, task_id, metadata),
+        )
 
     def get_job(self, task_id: str) -> Job | None:
-        raise NotImplementedError
+        def look() -> Job | None:
+            row = self._database.rows.get(task_id)
+            return None if row is None else fake_rescue.job(self._database, row)
+
+        return self._do("get_job", look)
 
     def list_jobs(
         self,
@@ -256,7 +354,7 @@ class FakeStore:
 
     def _claim(self, attempt: NewAttempt) -> Claim:
         rows = self._database.rows
-        self._check(attempt.task_id)
+        self._database.check(attempt.task_id)
         row = rows.get(attempt.task_id)
         if row is None:
             row = rows[attempt.task_id] = Row(
@@ -266,8 +364,8 @@ class FakeStore:
                 run_token=attempt.run_token,
                 retries=attempt.retries,
                 attempt=attempt.retries + 1,
-                began_at=_began(attempt),
             )
+            self._begin(row, attempt)
         elif row.token == attempt.token:
             if row.state is not JobState.RUNNING:
                 return Claim(Verdict.ENDED)
@@ -275,49 +373,76 @@ class FakeStore:
             return Claim(Verdict.HELD)
         elif row.state.finished:
             return Claim(Verdict.FINISHED)
+        elif row.state is JobState.RUNNING and _is_copy(row, attempt):
+            row.duplicate_at = self._database.now
+            return Claim(Verdict.HELD)
         else:
             row.run_lease += 1
             row.attempt = max(row.attempt, attempt.retries) + 1
             row.token, row.retries = attempt.token, attempt.retries
-            row.began_at = _began(attempt)
-            row.state, row.generation, row.unsent = JobState.RUNNING, 0, False
+            row.state, row.generation = JobState.RUNNING, 0
+            self._begin(row, attempt)
         return Claim(Verdict.YOURS, row.lease, row.attempt, row.progress, row.run_token)
+
+    def _begin(self, row: Row, attempt: NewAttempt) -> None:
+        now = self._database.now
+        row.began_at = _began(attempt)
+        row.kind, row.envelope = attempt.kind, attempt.envelope
+        row.lost_policy, row.max_rescues = attempt.lost_policy, attempt.max_rescues
+        row.attempted_at = row.heartbeat_at = now
+        row.deadline_at = None if attempt.deadline is None else now + attempt.deadline
+        row.duplicate_at = row.run_at = row.send_after = row.sent_at = None
 
     def _beat(self, beats: Sequence[Beat], skip_locked: bool) -> dict[Lease, Pulse]:
         pulses = {}
         found = [(beat, self._database.by_lease(beat.lease)) for beat in beats]
         for beat, row in found:
             if row is not None and not (skip_locked and row.task_id in self._database.locked):
-                self._check(row.task_id, beat.snapshot)
+                self._database.check(row.task_id, beat.snapshot)
         for beat, row in found:
             if row is None or (skip_locked and row.task_id in self._database.locked):
                 continue
             row.beats += 1
+            row.heartbeat_at, row.duplicate_at = self._database.now, None
             row.write(beat.snapshot)
-            pulses[beat.lease] = Pulse(row.generation)
+            pulses[beat.lease] = Pulse(row.generation, row.cancel_requested)
         return pulses
 
     def _end(self, lease: Lease, token: str, transition: Transition) -> Answer:
         row = self._database.by_id(lease.job_id)
         if row is None:
             return Answer.REPEATED if transition.to is None else Answer.MISSING
-        self._check(row.task_id, transition.snapshot, transition.error)
+        self._database.check(row.task_id, transition.snapshot, transition.error)
         if row.lease != lease or row.state is not JobState.RUNNING:
             mine = row.lease == lease and row.token == token and row.state is transition.to
             return Answer.REPEATED if mine else Answer.GONE
         if transition.to is None:
             del self._database.rows[row.task_id]
             return Answer.DONE
-        row.state, row.unsent = transition.to, transition.unsent
+        self._leave(row, transition)
         row.attempt -= transition.uncounted
         row.write(transition.snapshot)
         row.errors += [transition.error] if transition.error else []
         if transition.to is JobState.COMPLETED:
-            row.progress = None
+            row.progress = row.envelope = None
         return Answer.DONE
 
+    def _leave(self, row: Row, transition: Transition) -> None:
+        """Into the state that it ends in, and unsent if it needs a message."""
+        now, to = self._database.now, transition.to or row.state
+        duplicate, row.duplicate_at = row.duplicate_at, None
+        row.envelope = transition.envelope or row.envelope
+        row.state = to
+        row.send_after = now + fake_rescue.AGAIN if transition.unsent else None
+        row.run_at = None if transition.run_in is None else now + transition.run_in
+        if row.waits and row.cancel_requested:
+            row.state, row.send_after = JobState.CANCELLED, now
+        elif row.waits and duplicate is not None:
+            row.send_after = now  # its copy was dropped
+        row.sent_at = now if row.waits and not row.unsent else None
+
     def _end_unclaimed(self, attempt: NewAttempt, transition: Transition) -> Ended:
-        self._check(attempt.task_id, transition.snapshot, transition.error)
+        self._database.check(attempt.task_id, transition.snapshot, transition.error)
         claim = self._claim(attempt)
         if claim.verdict not in (Verdict.YOURS, Verdict.ENDED):
             return Ended(Answer.GONE)
@@ -333,18 +458,12 @@ class FakeStore:
         if any(attempt.task_id in self._database.locked for attempt in attempts):
             raise RowLocked("locked")
 
-    def _check(
-        self, task_id: str, snapshot: Snapshot | None = None, error: str | None = None
-    ) -> None:
-        database = self._database
-        if task_id in database.locked:
-            raise RowLocked(f"the row of {task_id} is locked")
-        if (
-            task_id in database.refused
-            or (snapshot is not None and task_id in database.refused_progress)
-            or (error is not None and task_id in database.refused_errors)
-        ):
-            raise StoreRefused(f"refused: {task_id}")
+
+def _is_copy(row: Row, attempt: NewAttempt) -> bool:
+    """Whether a message that meets a live attempt is dropped, since its row can bring it back."""
+    if attempt.retries > row.retries or attempt.from_lease == row.run_lease:
+        return False
+    return attempt.from_lease is not None or (row.lost_policy == "requeue" and row.whole)
 
 
 def _began(attempt: NewAttempt) -> float:

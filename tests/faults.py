@@ -35,8 +35,11 @@ class Proxy:
         self._cut_at: bytes | None = None
         self._cut_answered = False
         self._cut_after: int | None = None
-        #: Connections accepted so far, and those of them that a cut has ended.
+        self._turning_away = False
+        #: Connections accepted so far, those of them that were not turned away, and those that a
+        #: cut has ended.
         self.accepted = 0
+        self.served = 0
         self.cuts = 0
         self.port = 0
         self._loop = asyncio.new_event_loop()
@@ -80,13 +83,23 @@ class Proxy:
         self._run(self._stop_listening())
         self.reset()
 
+    def turn_away(self) -> None:
+        """As :meth:`refuse`, and count who comes: each is accepted and reset at once."""
+        self._turning_away = True
+        self.reset()
+
     def accept(self) -> None:
-        """Take connections, on the same port as before."""
+        """Take connections and serve them, on the same port as before."""
+        self._turning_away = False
         self._run(self._listen())
 
     def swallow(self) -> None:
         """Deliver nothing any more and say nothing, until :meth:`deliver`: a black hole."""
         self._call(self._flowing.clear)
+
+    def swallow_open(self) -> None:
+        """As :meth:`swallow` on the connections that are open, for good; new ones are served."""
+        self._call(self._silence_open)
 
     def deliver(self) -> None:
         """Deliver again, what was held back first, as a network does that comes back."""
@@ -143,6 +156,10 @@ class Proxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
         client = _Peer(reader, writer)
+        if self._turning_away:
+            client.reset()
+            return
+        self.served += 1
         try:
             connect = (
                 asyncio.open_unix_connection(self._upstream)
@@ -164,7 +181,7 @@ class Proxy:
 
     async def _pump_to_server(self, connection: _Connection) -> None:
         while data := await connection.client.read():
-            await self._pass_time()
+            await self._pass_time(connection)
             passing = self._until_cut(connection, data)
             if passing is not None:
                 await connection.server.write(passing)
@@ -174,17 +191,19 @@ class Proxy:
 
     async def _pump_to_client(self, connection: _Connection) -> None:
         while data := await connection.server.read():
-            await self._pass_time()
+            await self._pass_time(connection)
             if connection.cut_on_answer:
                 self.cuts += 1
                 return connection.reset()
             await connection.client.write(data)
         return None
 
-    async def _pass_time(self) -> None:
+    async def _pass_time(self, connection: _Connection) -> None:
         if self._latency:
             await asyncio.sleep(self._latency)
         await self._flowing.wait()
+        if connection.silent:
+            await asyncio.Event().wait()
 
     def _until_cut(self, connection: _Connection, data: bytes) -> bytes | None:
         """What is still to be passed on before the cut; None where there is none to make now."""
@@ -205,6 +224,10 @@ class Proxy:
             return None
         self.cuts += 1
         return b""
+
+    def _silence_open(self) -> None:
+        for connection in self._open:
+            connection.silent = True
 
     def _reset_all(self) -> None:
         for connection in list(self._open):
@@ -257,6 +280,7 @@ class _Connection:
 
     def __init__(self, client: _Peer, server: _Peer) -> None:
         self.client, self.server = client, server
+        self.silent = False
         self.cut_on_answer = False
         self.tail = b""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import threading
 import time
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from celery_awa.model import NewAttempt
+from celery_awa.model import Envelope, NewAttempt
 from celery_awa.runtime.attempt import Attempt, Desk
 from celery_awa.runtime.database_thread import DatabaseThread
 from celery_awa.runtime.slate import Slate
@@ -46,7 +47,8 @@ class Clock:
 
 
 def new_token() -> str:
-    return f"{next(_tokens):032x}"
+    # With the process's id: forked ones go on counting where their parent was.
+    return f"{os.getpid():016x}{next(_tokens):016x}"
 
 
 def settings(**changed: Any) -> Settings:
@@ -56,6 +58,7 @@ def settings(**changed: Any) -> Settings:
         "heartbeat_interval": 500.0,
         "stale_after": 1000.0,
         "claim_after": 500.0,
+        "rescue_interval": 500.0,
     }
     return Settings(**(slow | changed))
 
@@ -67,18 +70,24 @@ def described(token: str, task_id: str = "task", **fields: Any) -> NewAttempt:
         "worker": None,
         "run_token": "run",
         "run_named": True,
-        "envelope": b"envelope",
+        "envelope": Envelope(b"envelope", whole=False),
     }
     return NewAttempt(token=token, task_id=task_id, **(known | fields))
 
 
-def attempt(task_id: str = "task", desk: Desk | None = None, **fields: Any) -> Attempt:
+def attempt(
+    task_id: str = "task",
+    desk: Desk | None = None,
+    *,
+    may_run: float | None = None,
+    **fields: Any,
+) -> Attempt:
     """A new attempt of a task; ``fields`` are what its message says."""
 
     def describe(token: str) -> NewAttempt:
         return described(token, task_id, **fields)
 
-    return Attempt(new_token(), task_id, describe, desk, limit=65_536)
+    return Attempt(new_token(), task_id, describe, desk, limit=65_536, deadline=may_run)
 
 
 def undescribable(task_id: str = "task", desk: Desk | None = None) -> Attempt:

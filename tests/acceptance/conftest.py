@@ -13,6 +13,7 @@ import pytest
 
 from tests.acceptance.brokers import BROKERS, Broker, memory_broker, open_broker
 from tests.acceptance.diary import Diary, Gate
+from tests.acceptance.jobs import Jobs, opened_jobs
 from tests.acceptance.nodes import LocalBackend, LocalBroker, LocalSetup, LocalWorker
 from tests.acceptance.workers import (
     CAN_SPAWN,
@@ -25,8 +26,11 @@ from tests.acceptance.workers import (
     worker_thread,
 )
 from tests.services.fixtures import (  # noqa: F401  # fixtures are found by being here
+    pgbouncer,
     private_postgres,
     private_postgres_of_session,
+    private_rabbitmq,
+    private_rabbitmq_of_session,
     private_redis,
     proxy_to,
 )
@@ -107,9 +111,33 @@ def start_worker(
 
 
 @pytest.fixture
-def client(load_client: Callable[..., ModuleType]) -> ModuleType:
-    """The basic app on the sending side: ``client.report.delay(…)``, ``client.app``."""
-    return load_client()
+def app_name(request: pytest.FixtureRequest) -> str:
+    """The app of the test's module: what that calls ``APP``, else the basic one."""
+    return str(getattr(request.module, "APP", DEFAULT_APP))
+
+
+@pytest.fixture
+def start(start_worker: Callable[..., Worker], app_name: str) -> Callable[..., Worker]:
+    """Start workers of the module's app."""
+
+    def start(pool: str = "prefork", **options: Any) -> Worker:
+        alone = {"concurrency": 1} if pool == "solo" else {}
+        return start_worker(**{"app": app_name, "pool": pool, **alone, **options})
+
+    return start
+
+
+@pytest.fixture
+def client(load_client: Callable[..., ModuleType], app_name: str) -> ModuleType:
+    """The module's app on the sending side: ``client.report.delay(…)``, ``client.app``."""
+    return load_client(app_name)
+
+
+@pytest.fixture
+def jobs(database_url: str) -> Iterator[Jobs]:
+    """The rows of the test's tasks."""
+    with opened_jobs(database_url) as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from celery_awa import Client
 from celery_awa.model import Job
@@ -48,3 +49,8 @@ def opened_jobs(url: str) -> Iterator[Jobs]:
         yield jobs
     finally:
         jobs.close()
+
+
+def outcome(result: Any, timeout: float = 20.0) -> Any:
+    """What the task returned or raised."""
+    return result.get(timeout=timeout, propagate=False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import signal
+from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,13 +15,15 @@ import pytest
 from celery_awa.model import Job
 from celery_awa.store.migrations import migrate
 from tests.acceptance.diary import Diary, Gate
-from tests.acceptance.jobs import Jobs, opened_jobs
+from tests.acceptance.jobs import Jobs
 from tests.acceptance.workers import Worker
+from tests.faults import Proxy
+from tests.services.pgbouncer import PgBouncer
 from tests.services.postgres import PrivatePostgres
 from tests.waiting import eventually
 
 Start = Callable[..., Worker]
-ENDURING = "tests.acceptance.apps.enduring"
+APP = "tests.acceptance.apps.enduring"
 AWAY = "celery-awa cannot use its database, tasks go on without it: "
 ENDS = {"SUCCESS": "completed", "FAILURE": "failed", "RETRY": "retryable"}
 
@@ -30,25 +34,6 @@ def database_url(private_postgres: PrivatePostgres) -> str:
     url = private_postgres.url(private_postgres.create_database())
     migrate(url)
     return url
-
-
-@pytest.fixture
-def jobs(database_url: str) -> Iterator[Jobs]:
-    with opened_jobs(database_url) as opened:
-        yield opened
-
-
-@pytest.fixture
-def client(load_client: Callable[..., ModuleType]) -> ModuleType:
-    return load_client(ENDURING)
-
-
-@pytest.fixture
-def start(start_worker: Start) -> Start:
-    def start(**options: Any) -> Worker:
-        return start_worker(**{"app": ENDURING, **options})
-
-    return start
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
@@ -154,6 +139,49 @@ def number_in(job: Job) -> int:
     return int((job.message or "").removeprefix("number "))
 
 
+def test_tasks_that_live_through_a_long_outage_are_not_rescued(
+    start: Start,
+    client: ModuleType,
+    jobs: Jobs,
+    diary: Diary,
+    tmp_path: Path,
+    private_postgres: PrivatePostgres,
+) -> None:
+    """When it is back every attempt looks stale, but for that of whoever comes back first."""
+    config = {
+        "awa_heartbeat_interval": 3,
+        "awa_stale_after": 6,
+        "awa_rescue_interval": 0.2,
+        # So that each worker takes one.
+        "task_acks_late": True,
+        "worker_prefetch_multiplier": 1,
+    }
+    workers = [start(concurrency=1, config=config) for _ in range(3)]
+    gates = [Gate(tmp_path / f"gate {number}") for number in range(2)]
+    sent = [client.flush_at_gates.delay([gate.path for gate in gates]) for _ in workers]
+    for one in sent:
+        assert diary.wait_for("tried", one.id)["flushed"] is True
+    beaten = min(job.heartbeat_at for one in sent if (job := jobs.get(one.id)))
+    private_postgres.stop()
+    eventually(lambda: silent_since(beaten) > 10, timeout=20)
+    private_postgres.start()
+    eventually(lambda: all(silent_since(jobs.get(one.id).heartbeat_at) < 6 for one in sent))
+    for number, gate in enumerate(gates, 2):
+        gate.open()
+        for one in sent:
+            assert diary.wait_for("tried", one.id, count=number)["flushed"] is True
+    for one in sent:
+        assert one.get(timeout=20) is None
+        job = jobs.wait_for(one.id, "completed")
+        assert (job.attempt, job.rescues, job.errors) == (1, 0, ())
+        assert len(diary.entries("tried", one.id)) == 3
+
+
+def silent_since(moment: datetime) -> float:
+    """Seconds since then."""
+    return (datetime.now(timezone.utc) - moment).total_seconds()
+
+
 def test_a_server_that_cuts_idle_sessions_off_is_not_noticed(
     start: Start,
     client: ModuleType,
@@ -184,6 +212,74 @@ def test_a_server_that_cuts_idle_sessions_off_is_not_noticed(
     assert diary.entries("tried", sent.id)[-1]["flushed"] is True
     jobs.wait_for(sent.id, "completed")
     assert "celery-awa" not in worker.log()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_network_that_swallows_everything_holds_up_neither_tasks_nor_the_stop(
+    start: Start,
+    client: ModuleType,
+    diary: Diary,
+    tmp_path: Path,
+    proxy_to: Callable[[str], Proxy],
+    database_url: str,
+    pool: str,
+) -> None:
+    proxy = proxy_to(database_url)
+    # The rescuer is in the midst of a pass, too.
+    through = {"awa_database_url": proxy.through(database_url), "awa_rescue_interval": 0.1}
+    worker = start(pool=pool, concurrency=3, config=through)
+    gates = [Gate(tmp_path / f"gate {number}") for number in range(2)]
+    going_on = client.go_on.delay([gate.path for gate in gates])
+    ending = {how: client.end.delay(how, gates[0].path) for how in ("SUCCESS", "FAILURE")}
+    assert diary.wait_for("tried", going_on.id)["flushed"] is True
+    for one in ending.values():
+        assert diary.wait_for("flushed", one.id)["flushed"] is True
+
+    proxy.swallow()
+    gates[0].open()
+    # In its time (2 s), where the driver by itself would wait for ten and more.
+    assert "did not confirm within 2 s" in diary.wait_for("tried", going_on.id, count=2)["reason"]
+    wait_for_states(ending)
+    worker.kill(signal.SIGTERM)
+    gates[1].open()
+    assert going_on.get(timeout=20) > 100
+    # Nothing was delivered meanwhile: what ends here has given up.
+    assert worker.stop(timeout=25) == 0
+    worker.wait_for_log("celery-awa: the database did not confirm all that was left to write")
+    proxy.deliver()
+
+
+@pytest.mark.pgbouncer
+def test_a_workers_whole_life_passes_through_a_pooler(
+    start: Start,
+    client: ModuleType,
+    jobs: Jobs,
+    diary: Diary,
+    gate: Gate,
+    private_postgres: PrivatePostgres,
+    pgbouncer: PgBouncer,
+    database_url: str,
+) -> None:
+    logged = len(private_postgres.log())
+    through = {"awa_database_url": pgbouncer.through(database_url)}
+    worker = start(concurrency=8, config=through)
+    often = [client.flush_often.delay(50, gate.path) for _ in range(8)]
+    for one in often:
+        assert diary.wait_for("flushed", one.id, timeout=60)["confirmed"] == 50
+    # A worker and eight children, and the transactions of all pass through these.
+    ours = [name for name in private_postgres.connections() if name == "celery-awa"]
+    assert 1 <= len(ours) <= pgbouncer.pool_size
+    gate.open()
+    assert [one.get(timeout=20) for one in often] == [50] * 8
+    assert len({entry["pid"] for entry in diary.entries("began")}) == 8
+
+    sent = {how: client.end.delay(how, gate.path) for how in ENDS}
+    wait_for_states(sent)
+    check_rows(jobs, sent)
+    assert worker.stop(timeout=20) == 0
+    assert all(jobs.wait_for(one.id, "completed").progress is None for one in often)
+    assert "celery-awa" not in worker.log()
+    assert "ERROR" not in private_postgres.log()[logged:]
 
 
 def test_children_flush_over_encrypted_connections_of_their_own(

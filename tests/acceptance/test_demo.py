@@ -21,6 +21,7 @@ from tests.waiting import eventually
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 FILES = 60
+FOUR = ["a.py", "b.py", "c.py", "d.py"]
 
 
 @pytest.fixture
@@ -65,9 +66,9 @@ def test_every_attempt_goes_on_where_the_last_one_came_to(
 
     assert status == 0, demo.log()
     begun = [int(n) for n in re.findall(rf"^│ +\d │ +(\d+) of {FILES} │", demo.log(), re.MULTILINE)]
-    assert len(begun) == 3
-    assert 1 == begun[0] < begun[1] < begun[2] <= FILES
-    for ending in ("AdminShutdown", "SIGKILL", "completed"):
+    assert len(begun) == 4
+    assert 1 == begun[0] < begun[1] < begun[2] < begun[3] <= FILES
+    for ending in ("AdminShutdown", "SIGKILL", "whole worker", "completed"):
         assert ending in demo.log()
     assert f"checked: each of the {FILES} files is in the table once" in demo.log()
     assert not demo.family()
@@ -139,7 +140,7 @@ def test_too_few_files_for_its_faults_are_refused(files: str, tmp_path: Path) ->
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert demo.wait(30) == 2
-    assert f"argument --files: '{files}' is not a number of files from 3 on" in demo.log()
+    assert f"argument --files: '{files}' is not a number of files from 4 on" in demo.log()
 
 
 @pytest.fixture
@@ -157,10 +158,10 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def database(
     demo: ModuleType, empty_database_url: str, tmp_path: Path
 ) -> Iterator[psycopg.Connection]:
-    """Three files and their rows, of three attempts that indexed one each."""
+    """Four files and their rows, of four attempts that indexed one each."""
     with demo.table.connect(empty_database_url, "test") as connection:
         demo.table.create(connection)
-        for number, name in enumerate(("a.py", "b.py", "c.py"), 1):
+        for number, name in enumerate(FOUR, 1):
             (tmp_path / name).write_text(f"name = {name!r}\n")
             demo.table.note_beginning(connection, number, os.getpid(), number - 1)
             demo.table.put(connection, demo.sources.read_source(tmp_path, name))
@@ -172,14 +173,14 @@ def database(
     [
         ("SELECT 1", ""),
         ("UPDATE source_files SET writes = 2 WHERE path = 'b.py'", ""),
-        ("UPDATE source_files SET writes = 4 WHERE path = 'b.py'", "3 files were done again"),
-        ("DELETE FROM source_files WHERE path = 'b.py'", "2 rows for 3 files"),
-        ("UPDATE source_files SET path = 'd.py' WHERE path = 'c.py'", "c.py: the row and the file"),
+        ("UPDATE source_files SET writes = 5 WHERE path = 'b.py'", "4 files were done again"),
+        ("DELETE FROM source_files WHERE path = 'b.py'", "3 rows for 4 files"),
+        ("UPDATE source_files SET path = 'e.py' WHERE path = 'c.py'", "c.py: the row and the file"),
         ("UPDATE source_files SET sha256 = '' WHERE path = 'b.py'", "b.py: the row and the file"),
-        ("UPDATE source_files SET size = size + 1 WHERE path = 'a.py'", "the total of size is 43"),
+        ("UPDATE source_files SET size = size + 1 WHERE path = 'a.py'", "the total of size is 57"),
         ("UPDATE beginnings SET done = done - 2 WHERE number = 3", "a checkpoint that says 0"),
-        ("UPDATE beginnings SET done = 0, rows = 0", "attempt 2 began at file 1 of 3"),
-        ("DELETE FROM beginnings WHERE number = 3", "the attempts [1, 2], not 1, 2 and 3"),
+        ("UPDATE beginnings SET done = 0, rows = 0", "attempt 2 began at file 1 of 4"),
+        ("DELETE FROM beginnings WHERE number = 4", "the attempts [1, 2, 3], not 1, 2, 3 and 4"),
     ],
 )
 def test_its_check_finds_what_is_wrong_and_nothing_else(
@@ -187,7 +188,7 @@ def test_its_check_finds_what_is_wrong_and_nothing_else(
 ) -> None:
     database.execute(change)
 
-    found = list(demo.check.faults_found(database, tmp_path, ["a.py", "b.py", "c.py"]))
+    found = list(demo.check.faults_found(database, tmp_path, FOUR))
 
     assert bool(found) == bool(finding), found
     assert finding in "\n".join(found)

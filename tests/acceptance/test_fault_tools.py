@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import kombu
 import psycopg
 import pytest
 import redis
+from psycopg.conninfo import make_conninfo
 
-from tests.services.postgres import row_locked
+from tests.services.postgres import PASSWORD_ROLE, row_locked
 from tests.waiting import eventually
 
 
@@ -76,6 +78,20 @@ def test_refused_until_accepted_again(url, proxy):
     connect(url).close()
 
 
+def test_who_is_turned_away_is_counted(url, proxy):
+    with connect(url) as connection:
+        proxy.turn_away()
+        with pytest.raises(psycopg.OperationalError):
+            connection.execute("SELECT 1")
+    for _ in range(3):
+        with pytest.raises(psycopg.OperationalError):
+            connect(url)
+    assert (proxy.accepted, proxy.served, proxy.connections) == (4, 1, 0)
+    proxy.accept()
+    connect(url).close()
+    assert (proxy.accepted, proxy.served) == (5, 2)
+
+
 def test_a_black_hole_delivers_when_it_ends(url, proxy, table):
     with connect(url) as connection, ThreadPoolExecutor(1) as other_thread:
         proxy.swallow()
@@ -86,6 +102,17 @@ def test_a_black_hole_delivers_when_it_ends(url, proxy, table):
         proxy.deliver()
         insert.result(timeout=5)
         assert table() == [1]
+
+
+def test_only_open_connections_fall_silent(url, proxy):
+    with connect(url) as connection, ThreadPoolExecutor(1) as other_thread:
+        proxy.swallow_open()
+        query = other_thread.submit(connection.execute, "SELECT 1")
+        connect(url).close()
+        assert not query.done()
+        proxy.reset()
+        with pytest.raises(psycopg.OperationalError):
+            query.result(timeout=5)
 
 
 @pytest.mark.parametrize(("answered", "arrived"), [(True, [1]), (False, [])])
@@ -161,6 +188,19 @@ def test_a_private_server_is_put_right_after_a_test(private_postgres):
         connect(url)
 
 
+def test_a_private_server_lets_a_role_in_by_its_password_only(private_postgres):
+    url = make_conninfo(private_postgres.url(), user=PASSWORD_ROLE)
+    for password in ("first", "second"):
+        private_postgres.set_password(password)
+        connect(make_conninfo(url, password=password)).close()
+    for refused in (url, make_conninfo(url, password="first")):
+        with pytest.raises(psycopg.OperationalError, match="password"):
+            connect(refused)
+    private_postgres.restore()
+    with pytest.raises(psycopg.OperationalError, match="does not exist"):
+        connect(url)
+
+
 def test_a_private_server_talks_tls(private_postgres):
     with connect(private_postgres.url(tls=True)) as connection:
         assert connection.pgconn.ssl_in_use
@@ -185,6 +225,40 @@ def test_a_private_redis_stops_and_starts(private_redis):
             client.ping()
         private_redis.start()
         assert client.ping()
+
+
+def test_a_private_rabbitmq_is_stopped_killed_and_started(private_rabbitmq):
+    arrived = []
+    for immediate in (True, False):
+        # Confirmed, so that it is on the disk.
+        options = {"confirm_publish": True}
+        with kombu.Connection(private_rabbitmq.url, transport_options=options) as connection:
+            connection.SimpleQueue("kept").put("message")
+            private_rabbitmq.stop(immediate=immediate)
+        with kombu.Connection(private_rabbitmq.url) as connection:
+            with pytest.raises(connection.connection_errors):
+                connection.connect()
+            private_rabbitmq.start()
+            message = connection.SimpleQueue("kept").get_nowait()
+            arrived.append(message.payload)
+            message.ack()
+    assert arrived == ["message"] * 2
+
+
+@pytest.mark.pgbouncer
+def test_clients_of_a_pooler_share_few_connections(pgbouncer, private_postgres):
+    url = pgbouncer.through(private_postgres.url(private_postgres.create_database()))
+    clients = [connect(url) for _ in range(5)]
+    for client in clients:
+        assert client.execute("SELECT 1").fetchone() == (1,)
+    assert 1 <= len(private_postgres.connections()) <= pgbouncer.pool_size
+    pgbouncer.stop()
+    with pytest.raises(psycopg.OperationalError):
+        clients[0].execute("SELECT 1")
+    for client in clients:
+        client.close()
+    pgbouncer.start()
+    connect(url).close()
 
 
 def test_a_proxy_keeps_a_broker_away(proxy_to, private_redis):

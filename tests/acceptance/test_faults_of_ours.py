@@ -10,22 +10,18 @@ from typing import Any
 import pytest
 
 from tests.acceptance.diary import Diary
+from tests.acceptance.jobs import Jobs
 from tests.acceptance.workers import Worker
 from tests.waiting import eventually
 
 Start = Callable[..., Worker]
-FAULTY = "tests.acceptance.apps.faulty"
-
-
-@pytest.fixture
-def client(load_client: Callable[..., ModuleType]) -> ModuleType:
-    return load_client(FAULTY)
+APP = "tests.acceptance.apps.faulty"
 
 
 @pytest.fixture
 def start(start_worker: Start) -> Start:
     def start(fault: str, **options: Any) -> Worker:
-        return start_worker(app=FAULTY, env={"AWA_TEST_FAULT": fault}, **options)
+        return start_worker(app=APP, env={"AWA_TEST_FAULT": fault}, **options)
 
     return start
 
@@ -64,6 +60,16 @@ def test_every_end_is_celerys_own_whatever_fails_in_ours(
     assert client.echo.delay("still there").get(timeout=10) == "still there"
     # Told, but once: of a database and of a bug that are there, or of a refusal.
     assert 1 <= worker.log().count(" celery-awa") <= 2
+
+
+@pytest.mark.parametrize(("how", "state"), [("success", "completed"), ("failure", "failed")])
+def test_an_end_that_a_time_limit_broke_off_is_made_all_the_same(
+    start: Start, client: ModuleType, jobs: Jobs, how: str, state: str
+) -> None:
+    start("a time limit strikes each end", config={"awa_claim_after": 0})
+    sent = client.end.delay(how)
+    eventually(sent.ready, timeout=20, what=f"end of {sent.id}")
+    assert jobs.wait_for(sent.id, state).attempt == 1
 
 
 @pytest.mark.parametrize("fault", ["the store raises", "the parts raise"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 
 from celery_awa import SettingsError
 from tests.acceptance.diary import Diary, Gate
-from tests.acceptance.jobs import Jobs, opened_jobs
+from tests.acceptance.jobs import Jobs
 from tests.acceptance.workers import CAN_SPAWN, POOLS, Worker
 from tests.waiting import eventually
 
@@ -24,12 +24,6 @@ INTEGRATED = f"{APPS}.integrated"
 #: With as many children as the test has at work: one that is still being spawned when its worker
 #: is killed does not notice.
 METHODS = ["fork", *(["spawn"] * CAN_SPAWN)]
-
-
-@pytest.fixture
-def jobs(database_url: str) -> Iterator[Jobs]:
-    with opened_jobs(database_url) as opened:
-        yield opened
 
 
 def wait_for_progress(jobs: Jobs, task_id: str, percent: int, message: str) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from tests.acceptance.brokers import open_broker
 from tests.acceptance.diary import Diary, Gate
-from tests.acceptance.jobs import Jobs, opened_jobs
+from tests.acceptance.jobs import Jobs, opened_jobs, outcome
 from tests.acceptance.workers import POOLS, Worker, WorkerOptions, load_app, merged
 from tests.waiting import eventually
 
@@ -70,17 +70,7 @@ def served(
             client.app.close()
 
 
-@pytest.fixture
-def jobs(database_url: str) -> Iterator[Jobs]:
-    with opened_jobs(database_url) as opened:
-        yield opened
-
-
 in_a_child = pytest.mark.parametrize("served", [FORK], indirect=True)
-
-
-def outcome(result: Any, timeout: float = 20.0) -> Any:
-    return result.get(timeout=timeout, propagate=False)
 
 
 def test_success_clears_the_progress(served: Served, gate: Gate) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from celery_awa import InvalidProgress
 from tests.acceptance.diary import Diary, Gate
-from tests.acceptance.jobs import Jobs, opened_jobs
+from tests.acceptance.jobs import Jobs
 from tests.acceptance.workers import POOLS, Worker
 from tests.faults import Proxy
 from tests.waiting import eventually
@@ -20,12 +20,6 @@ from tests.waiting import eventually
 Start = Callable[..., Worker]
 Load = Callable[..., ModuleType]
 STEPS = "tests.acceptance.apps.steps"
-
-
-@pytest.fixture
-def jobs(database_url: str) -> Iterator[Jobs]:
-    with opened_jobs(database_url) as opened:
-        yield opened
 
 
 def wait_for_progress(jobs: Jobs, task_id: str, progress: dict[str, Any] | None) -> None:

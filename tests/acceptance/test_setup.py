@@ -20,7 +20,7 @@ from celery_awa import AwaMixin, AwaTask, Client, HeartbeatStep, SchemaError, Se
 from celery_awa.django import AwaTask as DjangoAwaTask
 from tests import processes
 from tests.acceptance.diary import Diary, Gate
-from tests.acceptance.jobs import Jobs, opened_jobs
+from tests.acceptance.jobs import Jobs
 from tests.acceptance.workers import CAN_SPAWN, Worker
 from tests.waiting import eventually
 
@@ -32,12 +32,6 @@ APPS = "tests.acceptance.apps"
 METHODS = ["fork", *(["spawn"] * CAN_SPAWN)]
 AWAY = "celery-awa cannot use its database, tasks go on without it:"
 NOBODY_ANSWERS = "postgresql://nobody@127.0.0.1:1/nothing?connect_timeout=1"
-
-
-@pytest.fixture
-def jobs(database_url: str) -> Iterator[Jobs]:
-    with opened_jobs(database_url) as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -77,14 +71,17 @@ def test_the_package_has_the_documented_names_and_no_others() -> None:
         "AwaError",
         "AwaMixin",
         "AwaTask",
+        "Cancel",
         "Client",
         "EmbeddedError",
         "HeartbeatStep",
         "InvalidProgress",
         "LeaseLost",
         "ProgressTooLarge",
+        "Resend",
         "SchemaError",
         "SettingsError",
+        "StopReason",
         "StoreUnavailable",
         "current_attempt",
         "install",
@@ -100,7 +97,8 @@ def test_the_package_has_the_documented_names_and_no_others() -> None:
 @pytest.mark.parametrize("base", [AwaTask, DjangoAwaTask])
 def test_a_task_class_gets_the_documented_attributes_and_no_others(base: type) -> None:
     added = {
-        *("awa_task", "lost_policy", "attempt", "progress", "checkpoint"),
+        *("awa_task", "lost_policy", "max_rescues", "deadline"),
+        *("attempt", "progress", "checkpoint", "should_stop", "stop_reason"),
         *("set_progress", "update_metadata", "flush_progress"),
     }
     overridden = {"__call__", "on_bound", "on_replace", "retry", "signature_from_request"}
@@ -311,6 +309,7 @@ def test_a_step_added_by_hand_does_all_and_goes_on_until_the_last_task_has_ended
     assert worker.stop(timeout=20) == 0
     job = jobs.wait_for(sent.id, "failed")
     assert (job.attempt, job.message, job.metadata) == (1, "the last", {"last_id": 7})
+    assert set(shown.pop("rescues").values()) == {0}
     assert shown == {"database": "answering", "attempts": 1, "dropped": 0}
     assert told(worker) == []
 
@@ -435,7 +434,7 @@ def test_the_schema_of_the_settings_counts_for_worker_and_client(
     empty_database_url: str,
 ) -> None:
     url = empty_database_url
-    assert celery_awa.migrate(url, schema="shop_jobs") == ["0001_jobs"]
+    assert celery_awa.migrate(url, schema="shop_jobs") == ["0001_jobs", "0002_rescue"]
     module = start_in_thread(config={"awa_schema": "shop_jobs", "awa_database_url": url})
     sent = module.report.delay(5)
     assert sent.get(timeout=20) == 5

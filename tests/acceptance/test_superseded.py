@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 
 import psycopg
 import pytest
 
 from tests.acceptance.diary import Diary, Gate
-from tests.acceptance.jobs import Jobs, opened_jobs
+from tests.acceptance.jobs import Jobs
 from tests.acceptance.messages import send_and_keep
 from tests.acceptance.workers import Worker
 from tests.waiting import eventually
 
 Start = Callable[..., Worker]
 POOLS = pytest.mark.parametrize("pool", ["prefork", "threads"])
-
-
-@pytest.fixture
-def jobs(database_url: str) -> Iterator[Jobs]:
-    with opened_jobs(database_url) as opened:
-        yield opened
 
 
 @POOLS

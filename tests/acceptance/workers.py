@@ -34,12 +34,33 @@ DEFAULT_APP = "tests.acceptance.apps.basic"
 #: Celery 5.7 and later start a pool's processes afresh where they are told to.
 CAN_SPAWN = "pool_start_method" in NAMESPACES["worker"]
 
+#: The pools of greenlets; their libraries come with the extra ``dev``.
+GREEN_POOLS = [
+    pytest.param(
+        {"pool": name, "concurrency": 60},
+        id=name,
+        marks=pytest.mark.skipif(not importlib.util.find_spec(name), reason=f"needs {name}"),
+    )
+    for name in ("gevent", "eventlet")
+]
+
 POOLS = [
     pytest.param({"pool": "prefork", "start_method": "fork"}, id="fork"),
     *([pytest.param({"pool": "prefork", "start_method": "spawn"}, id="spawn")] * CAN_SPAWN),
     pytest.param({"pool": "threads"}, id="threads"),
     pytest.param({"pool": "solo", "concurrency": 1}, id="solo"),
+    *GREEN_POOLS,
 ]
+
+
+#: Settings with which a lost task is rescued within a second or two.
+FAST = {
+    "awa_write_interval": 0.2,
+    "awa_heartbeat_interval": 0.3,
+    "awa_stale_after": 1.5,
+    "awa_rescue_interval": 0.3,
+    "awa_claim_after": 0,
+}
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,13 @@
 """Threads that claim, retry and start fresh runs of a few tasks all at once, and write down what
-each attempt found and left, so that what was lost on the way can be told afterwards."""
+each attempt found and left, so that what was lost on the way can be told afterwards. Others may
+rescue, cancel and send again what they work on."""
 
 from __future__ import annotations
 
 import random
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -20,13 +22,15 @@ from celery_awa.model import (
     Claim,
     JobState,
     Lease,
+    Resend,
     Snapshot,
     Transition,
+    Verdict,
 )
 from celery_awa.store.canonical import CanonicalStore, open_store
 from tests.conftest import SCHEMA
 
-from .jobs import attempt
+from .jobs import OLD, lost_attempt
 
 Strike = Callable[[CanonicalStore], None]
 
@@ -42,21 +46,28 @@ SELECT task_id, count(*) FROM (
 
 @dataclass
 class Taken:
-    """One claim that was granted: what it found, and what its attempt is known to have left."""
+    """One claim that was granted: what it found, and what its attempt may have left."""
 
     run: str
     attempt: int
     found: dict[str, Any] | None
-    left: dict[str, Any] | None
+    left: list[dict[str, Any] | None]
 
 
 @dataclass
 class Hammer:
-    """Strikes with ``threads`` threads until a fault is found or the time is over."""
+    """Strikes with ``threads`` threads until a fault is found or the time is over.
+
+    ``disturbed``: :meth:`rescue` and the others run beside, so that attempts lose their jobs and
+    claims find finished ones, which are sent again.
+    """
 
     url: str
     tasks: Sequence[str]
     threads: int = 8
+    disturbed: bool = False
+    #: How often each disturbance changed something.
+    disturbances: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
     leases: dict[str, Lease] = field(default_factory=dict)
     _taken: dict[tuple[str, int], Taken] = field(default_factory=dict)
@@ -119,8 +130,12 @@ class Hammer:
         if task_id not in self._runs or chance.random() < 0.1:
             self._runs[task_id] = token
         claim = store.claim(
-            attempt(token, task_id, run_token=self._runs[task_id], from_lease=NEVER_USED)
+            lost_attempt(token, task_id, run_token=self._runs[task_id], from_lease=NEVER_USED)
         )
+        if claim.verdict is Verdict.FINISHED and self.disturbed:
+            again = store.resend(task_id, keep_progress=True)
+            self.disturbances["resend"] += again is Resend.DONE
+            return
         if claim.lease is None:
             self._fault(f"claim of {task_id} was told {claim.verdict}")
             return
@@ -128,7 +143,7 @@ class Hammer:
         self._live(store, task_id, token, claim.lease, taken, chance)
 
     def _note(self, task_id: str, claim: Claim, lease: Lease) -> Taken:
-        taken = Taken(claim.run_token, claim.attempt, claim.progress, claim.progress)
+        taken = Taken(claim.run_token, claim.attempt, claim.progress, [claim.progress])
         if (task_id, lease.run_lease) in self._taken:
             self._fault(f"lease {lease.run_lease} of {task_id} was given twice")
         self._taken[task_id, lease.run_lease] = taken
@@ -149,17 +164,50 @@ class Hammer:
         for generation in range(1, generations + 1):
             value = {"percent": generation, "metadata": {"from": token}}
             if store.heartbeat_with_progress([Beat(lease, _snapshot(generation, value))]):
-                taken.left = value
+                taken.left = [value]
         if chance.random() < 0.2:
             return
         state = chance.choice([JobState.RETRYABLE, JobState.SCHEDULED, JobState.AVAILABLE])
         value = {"percent": 99, "metadata": {"from": token, "to": state.value}}
         transition = Transition(state, _snapshot(generations + 1, value), unsent=True)
-        if store.end(lease, token, transition).answer is Answer.DONE:
-            taken.left = value
+        answer = store.end(lease, token, transition).answer
+        if answer is Answer.GONE:
+            taken.left.append(value)  # where its cancellation was asked for
+        elif answer is Answer.DONE:
+            taken.left = [value]
             store.sent(lease)
             if store.end(lease, token, transition).answer is Answer.DONE:
                 self._fault(f"{task_id} was ended twice")
+
+    # What goes on beside, for a thread each.
+
+    def beat(self, store: CanonicalStore) -> None:
+        """For one thread only: an attempt has one that beats for it, and two would deadlock."""
+        store.heartbeat(list(self.leases.values()), skip_locked=random.random() < 0.5)
+        self._over.wait(0.01)  # what was forsaken is to be rescued now and then
+
+    def rescue(self, store: CanonicalStore) -> None:
+        """Give up the lease of an attempt, and take what is lost."""
+        store.forsake([random.choice(list(self.leases.values()))])
+        taken = store.rescue([job.lease for job in store.lost(OLD)], OLD)
+        self.disturbances.update(rescue.value for rescue in taken.values())
+
+    def publish(self, store: CanonicalStore) -> None:
+        """Say of all that is due that it was published."""
+        for job in store.unsent(resend_after=0.01):
+            (store.told if job.state.finished else store.sent)(job.lease, job.resends)
+            self.disturbances["told" if job.state.finished else "sent"] += 1
+
+    def operate(self, store: CanonicalStore) -> None:
+        """Cancel, edit or settle a task."""
+        task_id = random.choice(self.tasks)
+        self.disturbances[store.request_cancel(task_id).value] += 1
+        job = store.get_job(random.choice(self.tasks))
+        if job is not None:
+            error = random.choice([None, "its message cannot be sent"])
+            settled = store.settle(Lease(job.id, job.run_lease), JobState.FAILED, error)
+            self.disturbances["settled"] += settled
+        self._over.wait(0.005)  # attempts are to get on between
 
     def _compare(self) -> None:
         """Each attempt of a run has found what the one before it left, and no lease is missing."""
@@ -171,8 +219,8 @@ class Hammer:
             for number in leases[1:]:
                 before, after = self._taken[task_id, number - 1], self._taken[task_id, number]
                 continued = before.run == after.run
-                expected = (before.attempt + 1, before.left) if continued else (1, None)
-                if (after.attempt, after.found) != expected:
+                expected = (before.attempt + 1, before.left) if continued else (1, [None])
+                if after.attempt != expected[0] or after.found not in expected[1]:
                     self.faults.append(
                         f"attempt {after.attempt} of {task_id}, lease {number}, found "
                         f"{after.found} instead of {expected}"

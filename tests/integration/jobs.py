@@ -9,7 +9,20 @@ from typing import Any
 import psycopg
 from psycopg.rows import dict_row
 
-from celery_awa.model import Beat, Claim, JobState, Lease, NewAttempt, Snapshot, Transition
+from celery_awa.model import (
+    Beat,
+    Cancel,
+    Claim,
+    Envelope,
+    JobState,
+    Lease,
+    NewAttempt,
+    Rescue,
+    Resend,
+    Snapshot,
+    Thresholds,
+    Transition,
+)
 from celery_awa.store.canonical import CanonicalStore
 from tests.conftest import SCHEMA
 
@@ -19,6 +32,11 @@ OpenStore = Callable[[], CanonicalStore]
 
 FINISHED = (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED)
 WAITING = (JobState.RETRYABLE, JobState.SCHEDULED, JobState.WAITING_EXTERNAL)
+#: No attempt is old by these.
+OLD = Thresholds(stale_after=3600, duplicate_after=1800)
+#: Until a message that does not come is sent again.
+HOUR = 3600.0
+WHOLE, IN_PART = Envelope(b"whole", whole=True), Envelope(b"in part", whole=False)
 
 
 def attempt(token: str = "first", task_id: str = "task", **fields: Any) -> NewAttempt:
@@ -31,6 +49,11 @@ def attempt(token: str = "first", task_id: str = "task", **fields: Any) -> NewAt
         "run_named": True,
     }
     return NewAttempt(token=token, task_id=task_id, **(described | fields))
+
+
+def lost_attempt(token: str = "first", task_id: str = "task", **fields: Any) -> NewAttempt:
+    """What a message says whose task is sent again if its worker dies."""
+    return attempt(token, task_id, **({"lost_policy": "requeue", "envelope": WHOLE} | fields))
 
 
 def snapshot(generation: int = 1, percent: int = 40) -> Snapshot:
@@ -55,18 +78,18 @@ def running(store: CanonicalStore, task_id: str = "task", *, token: str = "first
     return claimed(store, attempt(token, task_id))[1]
 
 
-def retried_job(store: CanonicalStore, task_id: str, state: JobState) -> Lease:
-    """A job that was retried once, in this state.
+def retried_job(store: CanonicalStore, task_id: str, state: JobState, **fields: Any) -> Lease:
+    """A job that was retried once, in this state; ``fields`` are what its messages say.
 
     Its row says lease 2, retries 1, attempt 2, token ``second``, and has progress and one error.
     """
-    lease = running(store, task_id)
+    _, lease = claimed(store, attempt("first", task_id, **fields))
     store.end(
         lease,
         "first",
         Transition(JobState.RETRYABLE, snapshot(), error="ValueError: boom", unsent=True),
     )
-    _, lease = claimed(store, attempt("second", task_id, retries=1, from_lease=1))
+    _, lease = claimed(store, attempt("second", task_id, retries=1, from_lease=1, **fields))
     if state is not JobState.RUNNING:
         store.end(lease, "second", Transition(state, run_in=60, unsent=True))
     return lease
@@ -74,7 +97,7 @@ def retried_job(store: CanonicalStore, task_id: str, state: JobState) -> Lease:
 
 def use_every_verb(store: CanonicalStore) -> None:
     """Every verb of the store, by every way that ends well."""
-    _, lease = claimed(store, attempt(envelope=b"whole"))
+    _, lease = claimed(store, attempt(envelope=Envelope(b"whole", whole=True)))
     store.knows("task")
     store.owns(lease)
     for skip_locked in (False, True):
@@ -86,8 +109,26 @@ def use_every_verb(store: CanonicalStore) -> None:
     store.end_unclaimed(attempt("other", "other"), Transition(JobState.FAILED))
     store.end_unclaimed(attempt("replaced", "replaced"), Transition(None))
     store.record_completed([attempt("third", "third"), attempt("again", "other", run_token="2")])
-    assert len(store.list_jobs()) == 3
+    use_every_verb_of_rescue(store)
+    assert len(store.list_jobs()) == 5
     assert store.get_job("task") is not None
+
+
+def use_every_verb_of_rescue(store: CanonicalStore) -> None:
+    """Those for lost and unsent jobs, and for operators."""
+    leases = [
+        claimed(store, lost_attempt("first", task_id, lost_policy=policy))[1]
+        for task_id, policy in (("requeued", "requeue"), ("failed", "fail"))
+    ]
+    store.forsake(leases)
+    assert {job.lease for job in store.lost(OLD)} >= set(leases)
+    assert set(store.rescue(leases, OLD).values()) == {Rescue.REQUEUED, Rescue.FAILED}
+    for job in store.unsent(resend_after=HOUR):
+        (store.told if job.state.finished else store.sent)(job.lease, job.resends)
+    assert store.request_cancel("requeued") is Cancel.CANCELLED
+    assert store.resend("requeued", keep_progress=True) is Resend.DONE
+    assert store.edit_checkpoint("requeued", '{"last_id": 1}')
+    assert store.settle(leases[0], JobState.FAILED, "its message cannot be sent")
 
 
 class Database:
@@ -95,11 +136,11 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._connection = psycopg.connect(url, autocommit=True, row_factory=dict_row)
+        self.connection = psycopg.connect(url, autocommit=True, row_factory=dict_row)
 
     def execute(self, text: str, *parameters: object) -> list[Row]:
         """Run one statement and return its rows."""
-        cursor = self._connection.execute(text.replace("{schema}", SCHEMA), parameters or None)
+        cursor = self.connection.execute(text.replace("{schema}", SCHEMA), parameters or None)
         return cursor.fetchall() if cursor.description else []
 
     def row(self, task_id: str = "task") -> Row:
@@ -118,6 +159,15 @@ class Database:
             task_id,
         )
 
+    def silence(self, seconds: float, task_id: str = "task") -> None:
+        """Make the last heartbeat of a running attempt older."""
+        self.execute(
+            "UPDATE {schema}.jobs_hot SET heartbeat_at = heartbeat_at - make_interval(secs => %s) "
+            "WHERE task_id = %s AND state = 'running'",
+            seconds,
+            task_id,
+        )
+
     def count(self) -> int:
         """How many jobs there are."""
         return int(self.execute("SELECT count(*) FROM {schema}.jobs")[0]["count"])
@@ -127,7 +177,7 @@ class Database:
         """A user's open transaction, rolled back at the end."""
         with ExitStack() as stack:
             another = stack.enter_context(closing(Database(self.url)))
-            stack.enter_context(another._connection.transaction(force_rollback=True))
+            stack.enter_context(another.connection.transaction(force_rollback=True))
             yield another
 
     @contextmanager
@@ -151,4 +201,4 @@ class Database:
         self.execute("DELETE FROM {schema}.scheduled_jobs")
 
     def close(self) -> None:
-        self._connection.close()
+        self.connection.close()

@@ -20,6 +20,7 @@ from tests.conftest import SCHEMA, with_database
 from tests.faults import Proxy
 from tests.runtime_parts import SOON, StartProcess, StartWorker, settings
 from tests.services.fixtures import (  # noqa: F401  # fixtures are found by being here
+    pgbouncer,
     private_postgres,
     private_postgres_of_session,
     proxy_to,

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from celery_awa.errors import StoreUnavailable
-from celery_awa.model import Answer, JobState, Transition
+from celery_awa.model import Answer, Envelope, JobState, Transition
 from tests.faults import Proxy
 from tests.runtime_parts import SOON, StartProcess, begin, claimed
 from tests.services.postgres import OBSERVER, PrivatePostgres
@@ -21,8 +21,12 @@ from .jobs import Database
 pytest_plugins = ["tests.integration.stores", "tests.integration.runtime"]
 
 COMPLETED = Transition(JobState.COMPLETED)
-FAILED = Transition(JobState.FAILED, error="ValueError: boom", envelope=b"whole")
-RETRYABLE = Transition(JobState.RETRYABLE, run_in=60.0, unsent=True, envelope=b"whole")
+FAILED = Transition(
+    JobState.FAILED, error="ValueError: boom", envelope=Envelope(b"whole", whole=True)
+)
+RETRYABLE = Transition(
+    JobState.RETRYABLE, run_in=60.0, unsent=True, envelope=Envelope(b"whole", whole=True)
+)
 ENDS = pytest.mark.parametrize(
     "transition", [COMPLETED, FAILED, RETRYABLE], ids=["success", "failure", "retry"]
 )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from celery_awa.model import Answer, JobState, NewAttempt, Transition
+from celery_awa.model import Answer, Envelope, JobState, NewAttempt, Transition
 from celery_awa.runtime.slate import Slate
 from celery_awa.runtime.task_process import TaskProcess
 from celery_awa.runtime.trouble import Trouble
@@ -24,7 +24,9 @@ from .jobs import Database
 
 pytest_plugins = ["tests.integration.stores", "tests.integration.runtime"]
 
-FAILED = Transition(JobState.FAILED, error="WorkerLostError: signal 9", envelope=b"whole")
+FAILED = Transition(
+    JobState.FAILED, error="WorkerLostError: signal 9", envelope=Envelope(b"whole", whole=True)
+)
 OFTEN = {"write_interval": 0.05, "heartbeat_interval": 0.1, "stale_after": 5.0}
 
 Fork = Callable[..., int]

@@ -16,6 +16,7 @@ import celery_awa.runtime.slate as slate_module
 from celery_awa.model import Lease, Snapshot
 from celery_awa.runtime.page import Page
 from celery_awa.runtime.slate import Slate, SlateUnavailable
+from celery_awa.runtime.slate_files import exclusive, orphaned
 from tests.waiting import eventually
 
 from .slate_children import Counts, Signal, fork, kill, run, running, wait
@@ -23,6 +24,8 @@ from .slate_children import Counts, Signal, fork, kill, run, running, wait
 ROOT = Path(slate_module.__file__).parents[2]
 NOBODY = 65_534
 FORKED, SPAWNED = 20, 3
+#: Digests of databases.
+OURS, ANOTHERS = b"o" * 16, b"a" * 16
 
 SPAWNED_CHILD = """
 import os, sys
@@ -44,7 +47,7 @@ def slate() -> Iterator[Slate]:
 @pytest.fixture
 def narrow() -> Iterator[Slate]:
     """A slate with a single page."""
-    slate = Slate.create(None, pages=1, record_bytes=300)
+    slate = Slate.create(None, pages=1, record_bytes=300, database=OURS)
     yield slate
     slate.close(unlink=True)
 
@@ -160,14 +163,23 @@ def test_a_live_child_keeps_its_page_whatever_else_opens_and_closes_the_file(nar
                 open(path, "rb").close()
                 os.close(os.open(path, os.O_RDWR))
         Slate.open(narrow.path).close()
+        look_for_orphans()
         opened.set()
         go_on.wait()
         page.write_brief(5, b'{"percent":5}')
         written.set()
         go_on.wait()
 
+    def look_for_orphans() -> None:
+        """As every worker does from time to time, the owner too."""
+        for database in (OURS, ANOTHERS):
+            assert narrow.path not in orphaned(str(Path(narrow.path).parent), database)
+            assert Slate.adopt(narrow.path, database) is None
+
     with running(work) as pid:
         opened.wait()
+        look_for_orphans()
+        run(look_for_orphans)
         run(lambda: _expect_no_page(narrow.path))
         (view,) = narrow.pages()
         assert (view.pid, view.alive()) == (pid, True)
@@ -185,7 +197,7 @@ def test_a_process_forked_by_a_task_changes_nothing(narrow: Slate) -> None:
         page.begin(token(9), "other")
         page.clear()
         page.release()
-        assert (page.acknowledged(), page.lost(), page.stop_asked()) == (0, False, False)
+        assert (page.acknowledged(), page.lost(), page.told().cancel) == (0, False, False)
         assert slate.take_page() is None
         with pytest.raises(SlateUnavailable, match="not the parent"):
             Slate.open(slate.path)
@@ -226,7 +238,7 @@ def test_a_process_forked_while_a_page_is_taken_does_not_keep_the_others_out(
     narrow: Slate,
 ) -> None:
     end = Signal()
-    with slate_module._exclusive(f"{narrow.path}.lock"):
+    with exclusive(narrow.path, 1.0):
         forked = fork(end.wait)
     try:
         run(lambda: _expect_pages(narrow.path, 1))

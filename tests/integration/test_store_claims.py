@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from celery_awa.model import (
     Beat,
     Claim,
     Ended,
+    Envelope,
     JobState,
     NewAttempt,
     Snapshot,
@@ -24,7 +26,9 @@ from celery_awa.store.canonical import CanonicalStore
 
 from .jobs import (
     FINISHED,
+    IN_PART,
     WAITING,
+    WHOLE,
     Database,
     Row,
     attempt,
@@ -40,22 +44,30 @@ pytest_plugins = ["tests.integration.stores"]
 
 @dataclass(frozen=True)
 class Decided:
-    """What one message is told, by the state of a job with lease 2 and retries 1."""
+    """What one message is told, by the state of a job with lease 2 and retries 1.
+
+    ``running`` counts where the row cannot bring the task back, ``kept`` where it can.
+    """
 
     waiting: str
     available: str
     running: str
+    kept: str
     finished: str
 
-    def of(self, state: JobState) -> str:
+    def of(self, state: JobState, *, kept: bool) -> str:
         if state in WAITING:
             return self.waiting
+        if state is JobState.RUNNING and kept:
+            return self.kept
         return self.finished if state in FINISHED else getattr(self, state.value)
 
 
-FRESH = Decided("fresh", "fresh", "fresh", "fresh")
-NEWER = Decided("continue", "continue", "continue", "finished")
-OLDER = Decided("finished", "continue", "continue", "finished")
+FRESH = Decided("fresh", "fresh", "fresh", "fresh", "fresh")
+NEWER = Decided("continue", "continue", "continue", "continue", "finished")
+OWN = Decided("finished", "continue", "continue", "held", "finished")
+OWN_AND_USED = replace(OWN, running="held")
+USED = replace(OWN_AND_USED, available="finished")
 
 UNNAMED = {"run_named": False, "run_token": "delivery 2"}
 
@@ -66,40 +78,48 @@ MESSAGES: dict[str, tuple[dict[str, Any], Decided]] = {
     "the next retry": ({"retries": 2, "from_lease": 2}, NEWER),
     "the next retry, published before the lease was known": ({"retries": 2}, NEWER),
     "a message of ours that follows the row": ({"retries": 1, "from_lease": 2}, NEWER),
-    "the row's own message again": ({"retries": 1, "from_lease": 1}, OLDER),
+    "the row's own message again": ({"retries": 1, "from_lease": 1}, OWN_AND_USED),
     "the row's own message, returned": (
         {"retries": 1, "from_lease": 1, "redelivered": True},
-        OLDER,
+        OWN_AND_USED,
     ),
-    "the first message again": ({}, OLDER),
-    "the first message, returned": ({"redelivered": True}, OLDER),
-    "a user's own, no run named": (UNNAMED, replace(OLDER, finished="fresh")),
-    "a user's own, returned": (UNNAMED | {"redelivered": True}, OLDER),
+    "a copy of the row's own message that names no lease": ({"retries": 1}, OWN_AND_USED),
+    "the first message again": ({}, USED),
+    "the first message, returned": ({"redelivered": True}, USED),
+    "a user's own, no run named": (UNNAMED, replace(USED, finished="fresh")),
+    "a user's own, returned": (UNNAMED | {"redelivered": True}, USED),
     "a user's own retry": (UNNAMED | {"retries": 2}, NEWER),
     "a user's own that carries the lease": (UNNAMED | {"retries": 1, "from_lease": 2}, NEWER),
-    "a user's own that carries the lease, not retried": (UNNAMED | {"from_lease": 2}, OLDER),
-    "the delivery that began the run": ({"run_named": False, "run_token": "run"}, OLDER),
+    "a user's own that carries the lease, not retried": (UNNAMED | {"from_lease": 2}, USED),
+    "the delivery that began the run": ({"run_named": False, "run_token": "run"}, USED),
     "the attempt that has the row": (
         {"token": "second", "retries": 1, "from_lease": 1},
-        Decided("ended", "ended", "repeat", "ended"),
+        Decided("ended", "ended", "repeat", "repeat", "ended"),
     ),
+}
+ROWS: dict[str, tuple[dict[str, Any], bool]] = {
+    "fail": ({"lost_policy": "fail", "envelope": WHOLE}, False),
+    "requeue": ({"lost_policy": "requeue", "envelope": WHOLE}, True),
+    "requeue, its message not whole": ({"lost_policy": "requeue", "envelope": IN_PART}, False),
 }
 
 
+@pytest.mark.parametrize("policy", ROWS)
 @pytest.mark.parametrize("name", MESSAGES)
 def test_the_decision_for_each_message_in_every_state(
-    store: CanonicalStore, database: Database, name: str
+    store: CanonicalStore, database: Database, name: str, policy: str
 ) -> None:
+    row, kept = ROWS[policy]
     fields, expected = MESSAGES[name]
     wanted, told = {}, {}
     for state in JobState:
         for late in (False, True):
             task_id = f"{state}, late: {late}"
-            retried_job(store, task_id, state)
+            retried_job(store, task_id, state, **row)
             began_at = time.monotonic() if late else None  # after the one that has the row
             new = attempt(**({"token": "new", "task_id": task_id, "began_at": began_at} | fields))
             told[task_id] = _decision(store, database, new)
-            wanted[task_id] = expected.of(state)
+            wanted[task_id] = expected.of(state, kept=kept)
     assert told == wanted
 
 
@@ -148,7 +168,9 @@ def _decision(store: CanonicalStore, database: Database, new: NewAttempt) -> str
     claim = store.claim(new)
     after = database.row(new.task_id)
     if claim.verdict is not Verdict.YOURS:
-        assert after == before
+        # A copy that meets a live attempt leaves a mark, and nothing else is changed.
+        assert (after.pop("duplicate_at") is not None) is (claim.verdict is Verdict.HELD)
+        assert after.items() <= before.items()
         return claim.verdict.value
     assert claim.lease is not None
     assert (claim.lease.job_id, claim.lease.run_lease) == (after["id"], after["run_lease"])
@@ -183,7 +205,7 @@ def _assert_fresh(before: Row, after: Row, new: NewAttempt) -> None:
 def _assert_continued(before: Row, after: Row, new: NewAttempt) -> None:
     assert after["attempt"] == max(before["attempt"], new.retries) + 1
     assert after["progress"] == before["progress"]
-    kept = ("run_token", "progress_at", "errors", "created_at", "rescues")
+    kept = ("run_token", "progress_at", "errors", "created_at", "rescues", "rescues_in_place")
     assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
 
 
@@ -196,26 +218,36 @@ def test_the_first_claim_of_a_task_makes_its_row(store: CanonicalStore, database
 
 
 def test_what_the_message_says_lands_in_the_row(store: CanonicalStore, database: Database) -> None:
-    told = {
+    told: dict[str, Any] = {
         "kind": "shop.refund",
         "queue": "low",
         "worker": "w2@host",
         "max_attempts": 6,
         "args_repr": "('naïve \N{PARTY POPPER}',)",
         "kwargs_repr": "{'a': 1}",
-        "envelope": b"\x00\xff",
+        "lost_policy": "requeue",
+        "max_rescues": 7,
         "root_id": "root",
         "parent_id": "parent",
         "group_id": "group",
         "group_index": 7,
     }
-    for new in (attempt("new", "new", **told), attempt("second", retries=1, **told)):
-        if new.task_id == "task":
-            retried_job(store, "task", JobState.RETRYABLE)
-            new = replace(new, token="third", retries=2)
-        claimed(store, new)
+    retried_job(store, "waiting", JobState.RETRYABLE)
+    for new in (attempt("new", "new", **told), attempt("third", "waiting", retries=2, **told)):
+        claimed(store, replace(new, envelope=Envelope(b"\x00\xff", whole=True), deadline=60.5))
         found = database.row(new.task_id)
         assert {name: found[name] for name in told} == told
+        assert (found["envelope"], found["envelope_whole"]) == (b"\x00\xff", True)
+        assert found["deadline_at"] - found["attempted_at"] == timedelta(seconds=60.5)
+
+
+def test_a_deadline_counts_from_the_attempts_beginning_however_late_its_claim(
+    store: CanonicalStore, database: Database
+) -> None:
+    claimed(store, attempt(deadline=90, began_at=time.monotonic() - 60))
+
+    left = database.execute("SELECT deadline_at - now() AS left FROM {schema}.jobs")[0]["left"]
+    assert timedelta(seconds=20) < left <= timedelta(seconds=30)
 
 
 def test_an_unnamed_first_message_begins_a_run_by_the_name_made_for_it(
@@ -333,13 +365,16 @@ def test_a_late_copy_of_a_finished_run_leaves_the_kept_progress_alone(
 def test_a_new_run_of_a_failed_job_begins_empty(store: CanonicalStore, database: Database) -> None:
     lease = running(store)
     store.end(lease, "first", Transition(JobState.FAILED, snapshot(), error="boom"))
-    database.execute("UPDATE {schema}.jobs_hot SET rescues = 2, rescue_mark = 'mark'")
+    database.execute(
+        "UPDATE {schema}.jobs_hot SET rescues = 2, rescues_in_place = 1, rescue_mark = 'mark'"
+    )
 
     claim, lease = claimed(store, attempt("again", run_token="run 2"))
 
     assert (claim.progress, claim.attempt, lease.run_lease) == (None, 1, 2)
     found = database.row()
-    assert (found["rescues"], found["rescue_mark"], found["errors"]) == (0, None, [])
+    assert (found["rescues"], found["rescues_in_place"]) == (0, 0)
+    assert (found["rescue_mark"], found["errors"]) == (None, [])
 
 
 @pytest.mark.parametrize(("run", "kept"), [("run", True), ("other", False)])
@@ -349,20 +384,24 @@ def test_a_claim_clears_what_belonged_to_the_last_attempt(
     retried_job(store, "task", JobState.RETRYABLE)
     database.execute(
         "UPDATE {schema}.scheduled_jobs SET cancel_requested = true, duplicate_at = now(), "
-        "deadline_at = now(), callback_id = 'callback', callback_timeout_at = now()",
+        "deadline_at = now(), callback_id = 'callback', callback_timeout_at = now(), "
+        "taken_by = 'operator', resends = 2",
     )
 
     claimed(store, attempt("third", retries=2, run_token=run))
 
     found = database.row()
     assert found["cancel_requested"] is kept
-    for name in ("duplicate_at", "deadline_at", "callback_id", "callback_timeout_at"):
+    assert found["resends"] == 0
+    for name in ("duplicate_at", "deadline_at", "callback_id", "callback_timeout_at", "taken_by"):
         assert found[name] is None, name
 
 
 def test_a_claim_stores_its_own_envelope_or_none(store: CanonicalStore, database: Database) -> None:
-    lease = claimed(store, attempt(envelope=b"first"))[1]
-    store.end(lease, "first", Transition(JobState.RETRYABLE, envelope=b"whole"))
+    lease = claimed(store, attempt(envelope=Envelope(b"first", whole=True)))[1]
+    store.end(
+        lease, "first", Transition(JobState.RETRYABLE, envelope=Envelope(b"whole", whole=True))
+    )
     claimed(store, attempt("second", retries=1))
 
     assert database.row()["envelope"] is None

@@ -17,6 +17,7 @@ from celery_awa.model import (
     Beat,
     Claim,
     Ended,
+    Envelope,
     JobState,
     Lease,
     Snapshot,
@@ -90,7 +91,7 @@ def test_what_each_state_keeps_and_where_its_row_lies(
 ) -> None:
     kept = TABLE[state]
 
-    ended = end(store, Transition(state, snapshot(), envelope=b"whole"))
+    ended = end(store, Transition(state, snapshot(), envelope=Envelope(b"whole", whole=True)))
 
     job = database.row()
     assert ended.answer is Answer.DONE
@@ -125,7 +126,7 @@ def test_the_row_of_a_replaced_task_goes_away(
 def test_an_end_without_an_envelope_keeps_the_one_that_is_there(
     store: CanonicalStore, database: Database
 ) -> None:
-    _, lease = claimed(store, attempt(envelope=b"whole"))
+    _, lease = claimed(store, attempt(envelope=Envelope(b"whole", whole=True)))
 
     store.end(lease, "first", Transition(JobState.RETRYABLE))
 

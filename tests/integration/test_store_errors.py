@@ -144,7 +144,7 @@ def test_a_value_out_of_range_is_refused(store: CanonicalStore, database: Databa
     _, lease = claimed(store, attempt())
 
     with pytest.raises(StoreRefused, match="out of range"):
-        store.end(lease, "first", Transition(JobState.FAILED, run_in=-1e300))
+        store.end(lease, "first", Transition(JobState.RETRYABLE, run_in=-1e300))
     assert database.row()["state"] == "running"
 
 

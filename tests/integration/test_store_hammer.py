@@ -67,16 +67,25 @@ def test_a_few_tasks_beside_heartbeats_and_batches_of_completed_rows(database: D
     hammer = Hammer(database.url, tasks, threads=6)
     numbers = itertools.count()
 
-    # One only: an attempt has one that beats for it, and two would lock its rows in any order.
-    def beat(store: CanonicalStore) -> None:
-        store.heartbeat(list(hammer.leases.values()), skip_locked=next(numbers) % 2 == 0)
-
     def complete(store: CanonicalStore) -> None:
         first = next(numbers) // 10 * 10
         store.record_completed([attempt("t", f"short {first + n}") for n in range(10)])
 
-    assert hammer.strike(SECONDS, beat, complete, complete) == []
+    assert hammer.strike(SECONDS, hammer.beat, complete, complete) == []
     assert hammer.claims > 20 * SECONDS
+
+
+def test_tasks_that_are_rescued_cancelled_settled_and_sent_again_while_they_are_worked_on(
+    database: Database,
+) -> None:
+    hammer = Hammer(database.url, ["task", "other", "third"], threads=4, disturbed=True)
+    beside = (hammer.beat, hammer.rescue, hammer.rescue, hammer.publish, hammer.operate)
+
+    assert hammer.strike(SECONDS, *beside) == []
+
+    assert hammer.claims > 20 * SECONDS
+    for what in ("requeued", "cancelled", "settled", "resend", "sent", "told", "requested"):
+        assert hammer.disturbances[what] > 0, (what, hammer.disturbances)
 
 
 def test_a_claim_that_moves_the_row_by_one_statement_would_be_found_out(

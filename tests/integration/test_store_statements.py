@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 import celery_awa.store
-from celery_awa.model import Beat, JobState, Lease, Snapshot, Transition
+from celery_awa.model import Beat, JobState, Lease, Snapshot, Thresholds, Transition
 from celery_awa.store import sql_files
 from celery_awa.store.canonical import CanonicalStore
 from tests.conftest import SCHEMA
@@ -24,8 +24,25 @@ pytest_plugins = ["tests.integration.stores"]
 FILES = sorted((sql_files.sql_root() / "queries").iterdir())
 each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 
-#: In which a statement that goes through all rows is dearer than one that takes an index.
-FINISHED, RUNNING, RETRYABLE = 5000, 300, 3000
+#: Waits for a message, which was published in some cases.
+SENT = {
+    "sent_at": "CASE WHEN n % 10 = 0 THEN now() - n * interval '1 s' END",
+    "envelope_whole": "true",
+}
+
+#: Table, state, how many, and what else is set of a database in which a statement that goes
+#: through all rows is dearer than one that takes an index.
+MANY = (
+    ("jobs_hot", "completed", 5000, {}),
+    ("jobs_hot", "failed", 300, {"envelope_whole": "true"}),
+    ("jobs_hot", "cancelled", 300, {"send_after": "now() - n * interval '1 s'"}),
+    ("jobs_hot", "running", 300, {"heartbeat_at": "now() - n * interval '1 s'"}),
+    ("jobs_hot", "waiting_external", 300, {"callback_timeout_at": "now() - n * interval '1 s'"}),
+    ("jobs_hot", "available", 300, SENT),
+    ("scheduled_jobs", "retryable", 3000, SENT),
+    ("scheduled_jobs", "scheduled", 300, {"send_after": "now() - n * interval '1 s'"}),
+)
+LOST = Thresholds(stale_after=60, duplicate_after=20)
 
 
 @each_file
@@ -66,17 +83,14 @@ def test_each_file_prepares_on_the_migrated_schema(database: Database, path: Pat
 def large(jobs_database: Database) -> Iterator[Database]:
     """A database with some thousand jobs, and statistics of them."""
     jobs_database.empty()
-    for table, state, number in (
-        ("jobs_hot", "completed", FINISHED),
-        ("jobs_hot", "running", RUNNING),
-        ("scheduled_jobs", "retryable", RETRYABLE),
-    ):
+    for table, state, number, more in MANY:
+        values = {"args_repr": "repeat('x', 300)", "progress": "'{}'", **more}
         jobs_database.execute(
-            f"INSERT INTO {{schema}}.{table} (task_id, kind, state, run_token, args_repr, progress)"
-            f"SELECT '{state} ' || n, 'kind', '{state}', 'run', repeat('x', 300), '{{}}' "
+            f"INSERT INTO {{schema}}.{table} (task_id, kind, state, run_token, {', '.join(values)})"
+            f"SELECT '{state} ' || n, 'kind', '{state}', 'run', {', '.join(values.values())} "
             f"FROM generate_series(1, {number}) n"
         )
-        jobs_database.execute(f"ANALYZE {{schema}}.{table}")
+    jobs_database.execute("ANALYZE {schema}.jobs_hot, {schema}.scheduled_jobs")
     yield jobs_database
     jobs_database.empty()
 
@@ -91,6 +105,11 @@ USES: dict[str, list[Use]] = {
         lambda store, leases, n: store.claim(attempt(f"{n}", f"retryable {n + 100}")),
         lambda store, leases, n: store.claim(attempt(f"{n}", f"new {n}")),
     ],
+    "edit_checkpoint": [
+        lambda store, leases, n: store.edit_checkpoint(f"retryable {n + 300}", "{}"),
+        lambda store, leases, n: store.edit_checkpoint(f"failed {n + 1}", "{}"),
+        lambda store, leases, n: store.edit_checkpoint("unknown", "{}"),
+    ],
     "end_attempt": [
         lambda store, leases, n: store.end(leases[n], "t", Transition(JobState.RETRYABLE)),
         lambda store, leases, n: store.end(leases[n], "t", Transition(JobState.RETRYABLE)),
@@ -104,6 +123,10 @@ USES: dict[str, list[Use]] = {
         lambda store, leases, n: store.end_unclaimed(
             attempt(f"end {n}", f"retryable {n + 200}", retries=1), Transition(JobState.FAILED)
         ),
+    ],
+    "forsake": [
+        lambda store, leases, n: store.forsake(leases[:1]),
+        lambda store, leases, n: store.forsake(leases[:100]),
     ],
     "get_job": [lambda store, leases, n: store.get_job(f"retryable {n}")],
     "heartbeat": [
@@ -124,14 +147,48 @@ USES: dict[str, list[Use]] = {
         lambda store, leases, n: store.list_jobs(),
         lambda store, leases, n: store.list_jobs(limit=10, before_id=leases[0].job_id),
     ],
+    "lost": [
+        lambda store, leases, n: store.lost(LOST),
+        lambda store, leases, n: store.lost(LOST, after_id=leases[150].job_id, limit=10),
+    ],
     "owns": [lambda store, leases, n: store.owns(leases[n])],
     "record_completed": [
         lambda store, leases, n: store.record_completed(
             [attempt("t", f"short {n} {i}") for i in range(10)]
         )
     ],
+    "request_cancel": [
+        lambda store, leases, n: store.request_cancel("running 1"),
+        lambda store, leases, n: store.request_cancel(f"retryable {n + 400}"),
+        lambda store, leases, n: store.request_cancel("unknown"),
+    ],
+    "rescue": [
+        lambda store, leases, n: store.rescue(leases[-n - 1 :], LOST),
+        lambda store, leases, n: store.rescue(leases[-100:], LOST),
+    ],
+    "resend": [
+        lambda store, leases, n: store.resend(f"failed {n + 100}", keep_progress=True),
+        lambda store, leases, n: store.resend(f"retryable {n + 500}", keep_progress=False),
+        lambda store, leases, n: store.resend("unknown", keep_progress=False),
+    ],
     "sent": [lambda store, leases, n: store.sent(leases[n])],
+    "settle": [
+        lambda store, leases, n: store.settle(leases[n], JobState.COMPLETED),
+        lambda store, leases, n: store.settle(Lease(_waiting(store, n), 1), JobState.FAILED, "no"),
+        lambda store, leases, n: store.settle(Lease(0, 1), JobState.FAILED, "unknown"),
+    ],
+    "told": [lambda store, leases, n: store.told(leases[n])],
+    "unsent": [
+        lambda store, leases, n: store.unsent(resend_after=60, limit=10),
+        lambda store, leases, n: store.unsent(resend_after=60, limit=1000),
+    ],
 }
+
+
+def _waiting(store: CanonicalStore, number: int) -> int:
+    job = store.get_job(f"retryable {number + 600}")
+    assert job is not None
+    return job.id
 
 
 def _beats(leases: list[Lease]) -> list[Beat]:
@@ -184,7 +241,7 @@ def _plans_of(connection: psycopg.Connection[tuple[int, ...]]) -> list[str]:
 
 def _named_in_head(name: str) -> set[str]:
     line = (sql_files.sql_root() / "queries" / f"{name}.sql").read_text("utf-8").splitlines()[2]
-    named = set(re.findall(r"\w+_(?:pkey|key|running)", line))
+    named = set(re.findall(r"\w+_(?:pkey|key|running|unsent|sent|waiting)", line))
     return named.union(*map(_named_in_head, re.findall(r"(\w+)\.sql", line)))
 
 

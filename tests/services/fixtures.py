@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults import Proxy
+from tests.services.pgbouncer import PgBouncer
 from tests.services.postgres import PrivatePostgres
+from tests.services.rabbitmq import PrivateRabbitMQ
 from tests.services.redis import PrivateRedis
 
 
@@ -36,6 +38,31 @@ def private_redis(tmp_path: Path) -> Iterator[PrivateRedis]:
     server = PrivateRedis(tmp_path)
     yield server
     server.end()
+
+
+@pytest.fixture(scope="session")
+def private_rabbitmq_of_session(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[PrivateRabbitMQ]:
+    """The server behind ``private_rabbitmq``: a start takes several seconds."""
+    server = PrivateRabbitMQ(tmp_path_factory.mktemp("rabbitmq"))
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def private_rabbitmq(private_rabbitmq_of_session: PrivateRabbitMQ) -> Iterator[PrivateRabbitMQ]:
+    """A RabbitMQ that the test may stop, kill and start; it runs again after the test."""
+    yield private_rabbitmq_of_session
+    private_rabbitmq_of_session.restore()
+
+
+@pytest.fixture
+def pgbouncer(private_postgres: PrivatePostgres) -> Iterator[PgBouncer]:
+    """A pooler in transaction mode before ``private_postgres``; for tests with its mark."""
+    pooler = PgBouncer(private_postgres.port)
+    yield pooler
+    pooler.end()
 
 
 @pytest.fixture

@@ -22,6 +22,9 @@ from tests.waiting import eventually
 
 #: How a test's own look at the server is told from what it looks at.
 OBSERVER = "tests"
+#: Who has a password, where a test gives it one.
+PASSWORD_ROLE = "awa_test_password"
+_ASKED_FOR_PASSWORD = f"host all {PASSWORD_ROLE} 127.0.0.1/32 scram-sha-256\n"
 
 
 class PrivatePostgres:
@@ -70,6 +73,7 @@ class PrivatePostgres:
         if not self.running:
             self.start()
         self.set_read_only(False)
+        self._trust_again()
         with self.observe() as connection:
             while self._databases:
                 connection.execute(f"DROP DATABASE {self._databases.pop()} WITH (FORCE)")
@@ -111,6 +115,19 @@ class PrivatePostgres:
             connection.execute("SELECT pg_reload_conf()")
         eventually(lambda: self._default_read_only() == value, what=f"read only {value}")
 
+    def set_password(self, password: str) -> None:
+        """Let ``PASSWORD_ROLE``, who may do everything, in by this password only."""
+        with self.observe() as connection:
+            if self._demands_password():
+                connection.execute(f"ALTER ROLE {PASSWORD_ROLE} PASSWORD '{password}'")
+            else:
+                connection.execute(
+                    f"CREATE ROLE {PASSWORD_ROLE} LOGIN SUPERUSER PASSWORD '{password}'"
+                )
+                self._access.write_text(_ASKED_FOR_PASSWORD + self._access.read_text())
+                connection.execute("SELECT pg_reload_conf()")
+        eventually(lambda: not self._lets_in_without(), what="a password was asked for")
+
     def terminate_backends(self) -> int:
         """End every connection but the tests' own; returns how many there were."""
         with self.observe() as connection:
@@ -145,6 +162,28 @@ class PrivatePostgres:
     def log(self) -> str:
         """What the server wrote since its first start."""
         return self.process.log()
+
+    @property
+    def _access(self) -> Path:
+        return Path(self._made.data, "pg_hba.conf")
+
+    def _demands_password(self) -> bool:
+        return self._access.read_text().startswith(_ASKED_FOR_PASSWORD)
+
+    def _trust_again(self) -> None:
+        if not self._demands_password():
+            return
+        self._access.write_text(self._access.read_text().removeprefix(_ASKED_FOR_PASSWORD))
+        with self.observe() as connection:
+            connection.execute("SELECT pg_reload_conf()")
+            eventually(self._lets_in_without, what="no password was asked for")
+            connection.execute(f"DROP ROLE {PASSWORD_ROLE}")
+
+    def _lets_in_without(self) -> bool:
+        with contextlib.suppress(psycopg.OperationalError):
+            psycopg.connect(self.url(), user=PASSWORD_ROLE, application_name=OBSERVER).close()
+            return True
+        return False
 
     def _answers(self) -> bool:
         assert self.running, f"PostgreSQL ended: {self.log()[-2000:]}"

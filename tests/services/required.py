@@ -15,9 +15,13 @@ def service_url(variable: str, name: str) -> str:
     return url or unavailable(f"{variable} names no {name} server")
 
 
-def program(name: str) -> str:
-    """The path of an installed program; without it the test does not run."""
-    return shutil.which(name) or unavailable(f"{name} is not installed")
+def program(name: str, *, also_in: str | None = None) -> str:
+    """The path of an installed program; without it the test does not run.
+
+    ``also_in`` is a folder that may not be in the PATH.
+    """
+    found = shutil.which(name) or (also_in and shutil.which(name, path=also_in))
+    return found or unavailable(f"{name} is not installed")
 
 
 def unavailable(reason: str) -> NoReturn:

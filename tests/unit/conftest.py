@@ -13,8 +13,19 @@ from celery_awa.runtime.database_thread import DatabaseThread
 from celery_awa.runtime.slate import Slate
 from celery_awa.runtime.task_process import TaskProcess
 from celery_awa.runtime.trouble import Trouble
+from celery_awa.runtime.worker_pages import WorkerPages
 from tests.fake_store import FakeDatabase
-from tests.runtime_parts import SOON, MakeThread, StartProcess, settings
+from tests.runtime_parts import (
+    SOON,
+    MakeThread,
+    StartProcess,
+    StartWorker,
+    described,
+    new_token,
+    settings,
+)
+
+from .children import Run, Running
 
 
 @pytest.fixture
@@ -84,3 +95,42 @@ def slate(tmp_path: Path) -> Iterator[Slate]:
     slate = Slate.create(str(tmp_path), 8, 66_560)
     yield slate
     slate.close(unlink=True)
+
+
+@pytest.fixture
+def start_worker(database: FakeDatabase, short_pauses: None) -> Iterator[StartWorker]:
+    """Makes workers that look at their pages all the time."""
+    made: list[WorkerPages] = []
+
+    def start(slate: Slate | None, **changed: Any) -> WorkerPages:
+        often = {"write_interval": 0.01, "heartbeat_interval": 0.02}
+        made.append(WorkerPages(slate, settings(**(often | changed)), database.open, Trouble()))
+        made[-1].start()
+        return made[-1]
+
+    yield start
+    database.come_back()
+    database.locked.clear()
+    for one in made:
+        one.database.stop(SOON)
+
+
+@pytest.fixture
+def worker(start_worker: StartWorker, slate: Slate) -> WorkerPages:
+    return start_worker(slate)
+
+
+@pytest.fixture
+def run(database: FakeDatabase, slate: Slate) -> Iterator[Run]:
+    """Starts a child with an attempt; claimed unless told otherwise."""
+    running: list[Running] = []
+
+    def run_one(task_id: str = "task", *, claim: bool = True, **options: object) -> Running:
+        token = new_token()
+        lease = database.open().claim(described(token, task_id)).lease if claim else None
+        running.append(Running(slate, task_id, token=token, lease=lease, **options))  # type: ignore[arg-type]
+        return running[-1]
+
+    yield run_one
+    for one in running:
+        one.kill()

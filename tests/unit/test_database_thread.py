@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from celery_awa import native
 from celery_awa.errors import RowLocked, SchemaError, StoreRefused, StoreUnavailable
 from celery_awa.runtime import database_thread, errand
 from celery_awa.runtime.database_thread import DatabaseThread
@@ -388,11 +389,11 @@ def test_many_threads_ask_at_once(thread: DatabaseThread, database: FakeDatabase
 def test_a_thread_that_cannot_be_started_hurts_nobody_and_is_tried_again(
     thread: DatabaseThread, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patched:
-        patched.setattr(database_thread, "start_new_thread", refuse)
+        patched.setattr(native, "start_thread", refuse)
         posted = thread.post(knows("task"))
         assert "can't start new thread" in caplog.text
     monkeypatch.setattr(database_thread, "SEATED_WITHIN", 0.0)
@@ -491,11 +492,11 @@ def test_a_first_look_at_a_database_that_is_away_is_told_and_holds_up_no_stop(
 def test_stopping_starts_a_thread_that_could_not_be_started(
     thread: DatabaseThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patched:
-        patched.setattr(database_thread, "start_new_thread", refuse)
+        patched.setattr(native, "start_thread", refuse)
         posted = thread.post(knows("task"))
     assert thread.stop(SOON)
     assert posted.done

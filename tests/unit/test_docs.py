@@ -84,7 +84,8 @@ def test_the_settings_table_has_every_setting_with_its_default() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_name_is_made_up(page: Path) -> None:
     settings = {PREFIX + f.name for f in fields(Settings)}
-    in_sql = set(re.findall(r"\{schema\}\.(\w+)", sql_files.migrations()[0][2]))
+    made = "".join(text for _, _, text in sql_files.migrations())
+    in_sql = set(re.findall(r"\{schema\}\.(\w+)", made))
     text = text_of(page)
     ours = settings | {message.RUN, message.FROM, "awa_migrations"}
     assert set(re.findall(r"\bawa_[a-z]\w*", text)) <= ours

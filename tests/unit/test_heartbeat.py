@@ -323,7 +323,7 @@ def test_the_confirmed_heartbeat_is_dated_by_its_sending(worker: Worker) -> None
 
     worker.store.heartbeat_with_progress = slowly  # type: ignore[method-assign]
     worker.beat()
-    assert one.heard_of_at == sent_at
+    assert one.confirmed_at == sent_at
 
 
 def test_an_attempt_that_begins_anew_under_its_token_is_beaten_for_again(worker: Worker) -> None:

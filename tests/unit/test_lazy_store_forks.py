@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from celery_awa.runtime import lazy_store
+from celery_awa.runtime import fork_rest
 from celery_awa.runtime.lazy_store import LazyStore
 
 
@@ -62,11 +62,11 @@ def test_a_fork_waits_until_the_driver_rests(driver: Driver) -> None:
 def test_forks_wait_for_a_silent_network_once_and_for_a_second_at_most(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lazy_store, "FORK_WAIT", 0.2)
+    monkeypatch.setattr(fork_rest, "FORK_WAIT", 0.2)
     began = time.monotonic()
     assert fork(driver) == 0
     first = time.monotonic() - began
-    monkeypatch.setattr(lazy_store, "FORK_WAIT", 60)
+    monkeypatch.setattr(fork_rest, "FORK_WAIT", 60)
     assert fork(driver) == 0
     assert first >= 0.2
 

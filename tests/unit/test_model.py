@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from celery import states
 
-from celery_awa.model import Job, JobState, Transition
+from celery_awa.model import Envelope, Job, JobState, Transition
 
 FINISHED = {JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED}
 
@@ -23,7 +23,10 @@ def job(progress: dict[str, Any] | None) -> Job:
             "worker",
             "progress_at",
             "heartbeat_at",
+            "duplicate_at",
+            "deadline_at",
             "run_at",
+            "send_after",
             "attempted_at",
             "finalized_at",
             "root_id",
@@ -39,7 +42,11 @@ def job(progress: dict[str, Any] | None) -> Job:
         state=JobState.RUNNING,
         attempt=1,
         retries=0,
+        lost_policy="fail",
+        max_rescues=3,
         rescues=0,
+        resendable=False,
+        cancel_requested=False,
         run_lease=1,
         args_repr="",
         kwargs_repr="",
@@ -72,4 +79,6 @@ def test_a_job_without_progress_has_an_empty_checkpoint(progress: dict[str, Any]
 
 
 def test_an_envelope_is_not_shown_where_a_transition_is() -> None:
-    assert "secret" not in repr(Transition(JobState.FAILED, envelope=b"secret"))
+    assert "secret" not in repr(
+        Transition(JobState.FAILED, envelope=Envelope(b"secret", whole=True))
+    )

@@ -11,9 +11,18 @@ import pytest
 
 from celery_awa.settings import Settings, read_settings, unknown_settings
 
-TIMES = ("write_interval", "heartbeat_interval", "stale_after", "claim_after", "connection_idle")
+TIMES = (
+    "write_interval",
+    "heartbeat_interval",
+    "stale_after",
+    "claim_after",
+    "connection_idle",
+    "rescue_interval",
+    "resend_after",
+)
 SIZES = ("max_progress_bytes", "max_envelope_bytes")
 TEXTS = ("database_url", "schema", "slate_dir")
+FLAGS = ("rescue_in_workers",)
 
 
 def read(**values: Any) -> Settings:
@@ -45,6 +54,9 @@ def test_an_empty_configuration_gives_the_defaults() -> None:
         stale_after=30.0,
         claim_after=1.0,
         connection_idle=10.0,
+        rescue_interval=10.0,
+        rescue_in_workers=True,
+        resend_after=3600.0,
         max_progress_bytes=65_536,
         max_envelope_bytes=262_144,
         slate_dir=None,
@@ -52,7 +64,7 @@ def test_an_empty_configuration_gives_the_defaults() -> None:
 
 
 def test_every_setting_is_held_to_a_rule() -> None:
-    assert {field.name for field in fields(Settings)} == {*TIMES, *SIZES, *TEXTS}
+    assert {field.name for field in fields(Settings)} == {*TIMES, *SIZES, *TEXTS, *FLAGS}
 
 
 def test_what_is_set_is_read() -> None:
@@ -64,6 +76,9 @@ def test_what_is_set_is_read() -> None:
         "stale_after": 2,
         "claim_after": 0,
         "connection_idle": 0.5,
+        "rescue_interval": 0.3,
+        "rescue_in_workers": False,
+        "resend_after": 600,
         "max_progress_bytes": 256,
         "max_envelope_bytes": 2,
         "slate_dir": "/dev/shm",
@@ -76,7 +91,7 @@ def test_what_is_set_is_read() -> None:
 
 
 def test_none_is_unset() -> None:
-    assert read(**dict.fromkeys([*TIMES, *SIZES, *TEXTS])) == Settings()
+    assert read(**dict.fromkeys([*TIMES, *SIZES, *TEXTS, *FLAGS])) == Settings()
 
 
 @pytest.mark.parametrize("name", TIMES)
@@ -91,6 +106,12 @@ def test_a_time_is_a_number_of_seconds(name: str, value: Any) -> None:
 @pytest.mark.parametrize("value", ["10", True, 1.5, float("nan"), 10**9])
 def test_a_size_is_a_whole_number_of_bytes(name: str, value: Any) -> None:
     assert_refused(name, value, f"{value!r}; it must be a whole number of bytes")
+
+
+@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize("value", [0, 1, "False", "", [True]])
+def test_a_flag_is_true_or_false(name: str, value: Any) -> None:
+    assert_refused(name, value, f"{value!r}; it must be True or False")
 
 
 @pytest.mark.parametrize("name", sorted({*TIMES, *SIZES} - {"claim_after"}))

@@ -7,13 +7,17 @@ import fcntl
 import os
 import stat
 import tempfile
+from contextlib import suppress
+from mmap import mmap
 from pathlib import Path
 
 import pytest
 
 from celery_awa.errors import AwaError
 from celery_awa.runtime import slate as slate_module
+from celery_awa.runtime import slate_files
 from celery_awa.runtime.slate import Slate, SlateUnavailable
+from celery_awa.runtime.slate_layout import NOBODYS, Header, Layout
 
 
 def create(folder: Path, pages: int = 2) -> Slate:
@@ -104,7 +108,7 @@ def test_without_a_folder_shared_memory_is_tried_first_and_then_the_temporary_fo
     shared, temporary = tmp_path / "shm", tmp_path / "tmp"
     shared.mkdir()
     temporary.mkdir()
-    monkeypatch.setattr(slate_module, "_SHARED_MEMORY", str(shared))
+    monkeypatch.setattr(slate_files, "SHARED_MEMORY", str(shared))
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     slate = Slate.create(None, pages=1, record_bytes=300)
     assert Path(slate.path).parent == shared
@@ -121,15 +125,15 @@ def test_without_a_folder_shared_memory_is_tried_first_and_then_the_temporary_fo
 def test_shared_memory_that_refuses_is_no_reason_to_give_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make = slate_module._make
+    make = slate_files.make
 
-    def full_shared_memory(folder, layout):  # type: ignore[no-untyped-def]  # as _make
+    def full_shared_memory(folder: str, layout: Layout, database: bytes) -> tuple[str, mmap]:
         if folder == "/dev":
             raise OSError(errno.ENOSPC, "full")
-        return make(folder, layout)
+        return make(folder, layout, database)
 
-    monkeypatch.setattr(slate_module, "_SHARED_MEMORY", "/dev")
-    monkeypatch.setattr(slate_module, "_make", full_shared_memory)
+    monkeypatch.setattr(slate_files, "SHARED_MEMORY", "/dev")
+    monkeypatch.setattr(slate_files, "make", full_shared_memory)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     slate = Slate.create(None, pages=1, record_bytes=300)
     assert Path(slate.path).parent == tmp_path
@@ -146,7 +150,7 @@ def flip(path: str, at: int, byte: int = 0xFF) -> None:
 
 @pytest.mark.parametrize(
     ("at", "reason"),
-    [(0, "this is no slate"), (8, "version 254, this is version 1"), (12, "header is damaged")],
+    [(0, "this is no slate"), (8, "version 253, this is version 2"), (12, "header is damaged")],
 )
 def test_a_file_that_is_no_slate_of_this_version_is_refused(
     tmp_path: Path, at: int, reason: str
@@ -213,3 +217,125 @@ def test_the_pages_of_a_closed_slate_can_still_be_called(tmp_path: Path) -> None
     page.begin("b" * 32, "task")
     assert (page.acknowledged(), page.lost()) == (0, False)
     assert list(slate.pages()) == []
+
+
+# Slates of dead workers.
+
+OURS, ANOTHERS = b"o" * 16, b"a" * 16
+
+
+def left_behind(folder: Path, database: bytes = OURS) -> str:
+    """The path of a slate whose worker has died."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with suppress(BaseException):
+            slate = Slate.create(str(folder), 2, 300, database)
+            os.write(writing, slate.path.encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    path = os.read(reading, 1_000).decode()
+    os.close(reading)
+    os.close(writing)
+    assert os.path.exists(path)
+    return path
+
+
+def orphans(folder: Path) -> list[str]:
+    return list(slate_files.orphaned(str(folder), OURS))
+
+
+def test_a_slate_names_its_database_by_sixteen_bytes(tmp_path: Path) -> None:
+    slate = Slate.create(str(tmp_path), 2, 300, OURS)
+    with open(slate.path, "rb") as file:
+        data = file.read(4_096)
+    header = Header.unpacked(data, os.path.getsize(slate.path))
+    assert (header.database, header.owner, header.layout) == (OURS, os.getpid(), Layout(2, 300))
+    assert slate.adoptable
+    assert not create(tmp_path).adoptable
+
+
+def test_the_slate_of_a_dead_worker_is_found_and_taken(tmp_path: Path) -> None:
+    path = left_behind(tmp_path)
+    assert orphans(tmp_path) == [path]
+    slate = Slate.adopt(path, OURS)
+    assert slate is not None
+    assert not slate.in_use()
+    slate.close(unlink=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_slate_of_a_living_worker_is_left_alone(tmp_path: Path) -> None:
+    slate = Slate.create(str(tmp_path), 2, 300, OURS)
+    assert orphans(tmp_path) == []
+    assert Slate.adopt(slate.path, OURS) is None
+
+
+def test_the_slate_of_a_process_that_got_its_workers_number_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process is named by its start as well."""
+    with monkeypatch.context() as patched:
+        patched.setattr(slate_files, "started", lambda pid: 12_345)
+        slate = Slate.create(str(tmp_path), 2, 300, OURS)
+    assert orphans(tmp_path) == [slate.path]
+
+
+def test_what_is_none_of_ours_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_behind(tmp_path, ANOTHERS)
+    left_behind(tmp_path, NOBODYS)
+    for at in (0, 8, 12, 40):  # no slate, another version, a damaged header
+        flip(left_behind(tmp_path), at)
+    os.truncate(left_behind(tmp_path), 5_000)
+    (tmp_path / "celery-awa-folder").mkdir()
+    (tmp_path / "celery-awa-empty").touch()
+    (tmp_path / "celery-awa-link").symlink_to(left_behind(tmp_path))
+    os.mkfifo(tmp_path / "celery-awa-pipe")
+    path = left_behind(tmp_path)
+    os.rename(path, tmp_path / "another-name")
+    before = sorted(tmp_path.iterdir())
+    # The one that the link leads to.
+    (only,) = orphans(tmp_path)
+    assert not os.path.islink(only)
+    assert sorted(tmp_path.iterdir()) == before
+    assert list(slate_files.orphaned(str(tmp_path), NOBODYS)) == []
+    monkeypatch.setattr(os, "geteuid", lambda: 4_321)
+    assert orphans(tmp_path) == []
+    assert Slate.adopt(only, OURS) is None
+
+
+def test_a_folder_that_is_not_there_holds_none(tmp_path: Path) -> None:
+    assert orphans(tmp_path / "missing") == []
+
+
+def test_without_a_folder_all_are_looked_at_in_which_a_slate_may_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, temporary = tmp_path / "shm", tmp_path / "tmp"
+    for folder in (shared, temporary):
+        folder.mkdir()
+    monkeypatch.setattr(slate_files, "SHARED_MEMORY", str(shared))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    paths = [left_behind(shared), left_behind(temporary)]
+    assert list(slate_files.orphaned(None, OURS)) == paths
+
+
+def test_finding_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    path = left_behind(tmp_path)
+    flip(left_behind(tmp_path), 0)
+    before = len(os.listdir("/proc/self/fd"))
+    assert orphans(tmp_path) == [path]
+    assert Slate.adopt(path, ANOTHERS) is None
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_slate_is_in_use_while_a_process_lives_that_took_a_page(tmp_path: Path) -> None:
+    slate = Slate.create(str(tmp_path), 2, 300, OURS)
+    assert not slate.in_use()
+    page = slate.take_page()
+    assert page is not None
+    assert slate.in_use()
+    page.release()
+    assert not slate.in_use()

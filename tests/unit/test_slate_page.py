@@ -93,12 +93,12 @@ def test_the_generation_is_that_of_the_newer_record(slate: Slate, page: Page) ->
 def test_the_next_attempt_starts_from_an_empty_page(slate: Slate, page: Page) -> None:
     page.begin(FIRST, "task")
     fill(page)
-    view_of(slate).answer(acknowledged=2, confirmed_at=1.5, lost=True, stop=True)
+    view_of(slate).answer(acknowledged=2, confirmed_at=1.5, lost=True, cancel=True)
     page.begin(SECOND, "task")
     check_empty(view_of(slate))
     assert (page.acknowledged(), page.confirmed_at()) == (0, None)
     assert not page.lost()
-    assert not page.stop_asked()
+    assert not page.told().cancel
 
 
 def test_a_cleared_page_is_idle_and_takes_no_late_report(slate: Slate, page: Page) -> None:
@@ -139,20 +139,20 @@ def test_the_attempt_reads_what_the_worker_answered(slate: Slate, page: Page) ->
     page.begin(FIRST, "task")
     assert (page.acknowledged(), page.confirmed_at()) == (0, None)
     view = view_of(slate)
-    view.answer(acknowledged=5, confirmed_at=12.25, stop=True)
+    view.answer(acknowledged=5, confirmed_at=12.25, cancel=True)
     assert (page.acknowledged(), page.confirmed_at()) == (5, 12.25)
-    assert (page.lost(), page.stop_asked()) == (False, True)
+    assert (page.lost(), page.told().cancel) == (False, True)
     view.answer(acknowledged=6, confirmed_at=14.0, lost=True)
     assert (page.acknowledged(), view_of(slate).acknowledged()) == (6, 6)
-    assert (page.lost(), page.stop_asked()) == (True, False)
+    assert (page.lost(), page.told().cancel) == (True, False)
 
 
 def test_an_answer_to_an_earlier_attempt_never_reaches_the_next(slate: Slate, page: Page) -> None:
     page.begin(FIRST, "task")
     late = view_of(slate)
     page.begin(SECOND, "task")
-    late.answer(acknowledged=9, confirmed_at=1.0, lost=True, stop=True)
-    assert (page.acknowledged(), page.lost(), page.stop_asked()) == (0, False, False)
+    late.answer(acknowledged=9, confirmed_at=1.0, lost=True, cancel=True)
+    assert (page.acknowledged(), page.lost(), page.told().cancel) == (0, False, False)
     view_of(slate).answer(acknowledged=1, confirmed_at=2.0)
     for _ in range(2):  # once for each half
         late.answer(acknowledged=9, confirmed_at=1.0, lost=True)

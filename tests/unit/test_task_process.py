@@ -8,7 +8,7 @@ import time
 import pytest
 
 from celery_awa.errors import LeaseLost, StoreUnavailable
-from celery_awa.model import JobState, Transition
+from celery_awa.model import Envelope, JobState, Transition
 from celery_awa.runtime import database_thread
 from celery_awa.runtime.task_process import TaskProcess
 from tests.fake_store import FakeDatabase
@@ -24,7 +24,9 @@ from tests.runtime_parts import (
 from tests.waiting import eventually
 
 COMPLETED = Transition(JobState.COMPLETED)
-FAILED = Transition(JobState.FAILED, error="ValueError: boom", envelope=b"whole")
+FAILED = Transition(
+    JobState.FAILED, error="ValueError: boom", envelope=Envelope(b"whole", whole=True)
+)
 RETRYABLE = Transition(JobState.RETRYABLE, run_in=5.0, unsent=True)
 
 
@@ -340,23 +342,21 @@ def test_a_flush_may_wait_for_any_time(process: TaskProcess, timeout: float) -> 
 # Owning.
 
 
-def test_owning_is_known_without_asking_while_heartbeats_are_confirmed(
+def test_whether_a_job_is_still_its_own_the_database_is_asked(
     process: TaskProcess, database: FakeDatabase
 ) -> None:
     one = claimed(process)
-    assert process.owns(one)
-    assert database.count("owns") == 0
-
-
-def test_after_a_long_silence_the_database_is_asked_once(
-    process: TaskProcess, database: FakeDatabase
-) -> None:
-    one = claimed(process)
-    one.confirmed_at -= 10_000
     assert process.owns(one)
     assert database.count("owns") == 1
     database.rows["task"].run_lease += 1
     assert not process.owns(one)
+
+
+def test_an_attempt_without_a_row_owns_it_without_asking(
+    process: TaskProcess, database: FakeDatabase
+) -> None:
+    assert process.owns(begin(process))
+    assert database.count("owns") == 0
 
 
 @pytest.mark.parametrize("lost", [True, False])
@@ -364,7 +364,6 @@ def test_owning_is_what_is_known_while_the_database_does_not_answer(
     process: TaskProcess, database: FakeDatabase, monkeypatch: pytest.MonkeyPatch, lost: bool
 ) -> None:
     one = claimed(process)
-    one.confirmed_at -= 10_000
     if lost:
         one.answer(acknowledged=0, confirmed_at=0.0, lost=True)
     monkeypatch.setattr(database_thread, "COURTESY", 0.02)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_awa.errors import StoreUnavailable
-from celery_awa.model import Answer, JobState, Transition
+from celery_awa.model import Answer, Envelope, JobState, Transition
 from celery_awa.runtime import completed, database_thread
 from celery_awa.runtime.attempt import Attempt
 from celery_awa.runtime.slate import Slate
@@ -28,7 +28,9 @@ from tests.runtime_parts import (
 from tests.waiting import eventually
 
 COMPLETED = Transition(JobState.COMPLETED)
-FAILED = Transition(JobState.FAILED, error="ValueError: boom", envelope=b"whole")
+FAILED = Transition(
+    JobState.FAILED, error="ValueError: boom", envelope=Envelope(b"whole", whole=True)
+)
 RETRYABLE = Transition(JobState.RETRYABLE, run_in=5.0, unsent=True)
 
 

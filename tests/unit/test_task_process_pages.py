@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_awa.model import JobState, Transition
+from celery_awa.model import Envelope, JobState, Transition
 from celery_awa.runtime.page import Page
 from celery_awa.runtime.slate import Slate
 from tests.fake_store import FakeDatabase
@@ -22,7 +22,9 @@ from tests.runtime_parts import (
 from tests.waiting import eventually
 
 COMPLETED = Transition(JobState.COMPLETED)
-FAILED = Transition(JobState.FAILED, error="ValueError: boom", envelope=b"whole")
+FAILED = Transition(
+    JobState.FAILED, error="ValueError: boom", envelope=Envelope(b"whole", whole=True)
+)
 RETRYABLE = Transition(JobState.RETRYABLE, run_in=5.0, unsent=True)
 
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from celery_awa.model import JobState, Transition
+from celery_awa.model import Envelope, JobState, Transition
 from celery_awa.runtime.attempt import Attempt
 from celery_awa.runtime.slate import Slate
 from celery_awa.runtime.task_process import TaskProcess
@@ -26,7 +26,9 @@ from tests.runtime_parts import (
 from tests.waiting import eventually
 
 COMPLETED = Transition(JobState.COMPLETED)
-FAILED = Transition(JobState.FAILED, error="ValueError: boom", envelope=b"whole")
+FAILED = Transition(
+    JobState.FAILED, error="ValueError: boom", envelope=Envelope(b"whole", whole=True)
+)
 RETRYABLE = Transition(JobState.RETRYABLE, run_in=5.0, unsent=True)
 
 
@@ -105,6 +107,29 @@ def test_an_exception_at_any_point_of_an_end_leaves_no_running_ghost(
         )
         current[:] = [begin(process, f"task {next(ones)}", claim=claim)]
         current[0].set_progress(60)
+    assert strikes > 10
+
+
+def test_an_exception_at_any_point_of_a_forsaking_leaves_a_stale_row(
+    process: TaskProcess, database: FakeDatabase
+) -> None:
+    ones = iter(range(100_000))
+    current: list[Attempt] = []
+    strikes = 0
+
+    def begin_one() -> None:
+        current[:] = [claimed(process, f"task {next(ones)}")]
+        current[0].set_progress(60)
+
+    begin_one()
+    for _ in struck_at_every_point(lambda: process.forsake(current[0])):
+        strikes += 1
+        process.forsake(current[0])
+        row = database.rows[current[0].task_id]
+        eventually(lambda row=row: row.heartbeat_at is None)
+        assert row.progress == {"percent": 60}
+        eventually(lambda: process.attempts() == 0)
+        begin_one()
     assert strikes > 10
 
 

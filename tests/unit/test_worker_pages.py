@@ -3,131 +3,24 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
 
 import pytest
 
-from celery_awa.model import JobState, Lease, NewAttempt, Transition
-from celery_awa.progress import ProgressBuffer
+from celery_awa.model import Envelope, JobState, NewAttempt, Transition
 from celery_awa.runtime import sweep as sweep_module
 from celery_awa.runtime.ending import to_page
-from celery_awa.runtime.page import Page
+from celery_awa.runtime.errand import Errand
 from celery_awa.runtime.slate import Slate
 from celery_awa.runtime.sweep import Sweep
 from celery_awa.runtime.trouble import Trouble
+from celery_awa.runtime.verdicts import Verdicts
 from celery_awa.runtime.worker_pages import WorkerPages
 from tests.fake_store import FakeDatabase
 from tests.runtime_parts import SOON, Clock, StartWorker, carried, described, new_token, settings
 from tests.waiting import eventually
 
-FAILED = Transition(JobState.FAILED, error="WorkerLostError: signal 9", envelope=b"whole")
-AVAILABLE = Transition(JobState.AVAILABLE, unsent=True, envelope=b"whole")
-
-
-@pytest.fixture
-def start_worker(database: FakeDatabase, short_pauses: None) -> Iterator[StartWorker]:
-    """Makes workers that look at their pages all the time."""
-    made: list[WorkerPages] = []
-
-    def start(slate: Slate | None, **changed: float) -> WorkerPages:
-        often = {"write_interval": 0.01, "heartbeat_interval": 0.02}
-        made.append(WorkerPages(slate, settings(**(often | changed)), database.open, Trouble()))
-        made[-1].start()
-        return made[-1]
-
-    yield start
-    database.come_back()
-    database.locked.clear()
-    for one in made:
-        one.database.stop(SOON)
-
-
-@pytest.fixture
-def worker(start_worker: StartWorker, slate: Slate) -> WorkerPages:
-    return start_worker(slate)
-
-
-class Running:
-    """An attempt on a page of a process of its own, or, with ``here``, of this one."""
-
-    def __init__(
-        self,
-        slate: Slate,
-        task_id: str = "task",
-        *,
-        lease: Lease | None = None,
-        token: str | None = None,
-        percent: int | None = 40,
-        own_end: bytes | None = None,
-    ) -> None:
-        self.token = token or new_token()
-        self.task_id = task_id
-        reading, writing = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            signal.alarm(60)
-            with suppress(BaseException):
-                page = Slate.open(slate.path).take_page()
-                assert page is not None
-                page.begin(self.token, task_id)
-                buffer = ProgressBuffer(sink=page)
-                if percent is not None:
-                    buffer.set_progress(percent)
-                page.set_lease(lease)
-                if own_end is not None:
-                    page.set_end(own_end)
-                os.write(writing, b"!")
-                signal.pause()
-            os._exit(1)
-        assert os.read(reading, 1) == b"!"
-        os.close(reading)
-        os.close(writing)
-
-    def kill(self) -> Running:
-        if self.pid:
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-        self.pid = 0
-        return self
-
-
-@pytest.fixture
-def run(database: FakeDatabase, slate: Slate) -> Iterator[Callable[..., Running]]:
-    """Starts a child with an attempt; claimed unless told otherwise."""
-    running: list[Running] = []
-
-    def run_one(task_id: str = "task", *, claim: bool = True, **options: object) -> Running:
-        token = new_token()
-        lease = database.open().claim(described(token, task_id)).lease if claim else None
-        running.append(Running(slate, task_id, token=token, lease=lease, **options))  # type: ignore[arg-type]
-        return running[-1]
-
-    yield run_one
-    for one in running:
-        one.kill()
-
-
-Run = Callable[..., Running]
-
-
-def describe(token: str | None) -> NewAttempt:
-    return described(token or new_token())
-
-
-def own_page(
-    slate: Slate, database: FakeDatabase, task_id: str = "task"
-) -> tuple[Page, ProgressBuffer]:
-    """A claimed attempt in this process."""
-    token = new_token()
-    page = slate.take_page()
-    assert page is not None
-    page.begin(token, task_id)
-    page.set_lease(database.open().claim(described(token, task_id)).lease)
-    return page, ProgressBuffer(sink=page)
-
+from .children import AVAILABLE, FAILED, Run, describe, own_page
 
 # Heartbeats.
 
@@ -202,6 +95,25 @@ def test_a_killed_child_gets_the_verdict_with_its_last_snapshot(
     assert (row.progress, row.attempt, row.token) == ({"percent": 40}, 1, child.token)
     eventually(lambda: carried(slate) == [])
     assert not worker._verdicts
+
+
+@pytest.mark.parametrize("claim", [True, False])
+def test_without_a_page_the_verdict_finds_the_attempt_by_its_token(
+    start_worker: StartWorker, database: FakeDatabase, claim: bool
+) -> None:
+    """Also under policy requeue, where the database refuses whoever else names the task."""
+    requeue = {"lost_policy": "requeue", "envelope": Envelope(b"{}", True)}
+    token = new_token()
+    if claim:
+        database.open().claim(described(token, "task", **requeue))
+
+    def describe_so(known: str | None) -> NewAttempt:
+        return described(known or new_token(), "task", **requeue)
+
+    start_worker(None).end_lost("task", 1, FAILED, describe_so, token=token)
+    eventually(lambda: database.rows and database.rows["task"].state is JobState.FAILED)
+    row = database.rows["task"]
+    assert (row.token, row.attempt, row.duplicate_at) == (token, 1, None)
 
 
 def test_the_same_verdict_twice_is_one_end(
@@ -295,6 +207,17 @@ def test_the_verdict_is_for_the_page_of_that_process(
     assert [page.pid for page in slate.pages() if page.alive()] == [first.pid]
 
 
+def test_of_two_pages_of_one_task_the_one_without_an_end_is_meant(
+    worker: WorkerPages, database: FakeDatabase, slate: Slate
+) -> None:
+    retried, _ = own_page(slate, database)
+    retried.set_end(to_page(Transition(JobState.RETRYABLE)))
+    running, _ = own_page(slate, database)
+    assert worker.lease_of("task", os.getpid()) == 2
+    retried.clear()
+    running.clear()
+
+
 def test_where_the_process_is_not_known_any_page_of_the_task_is_meant(
     worker: WorkerPages, database: FakeDatabase, run: Run
 ) -> None:
@@ -385,6 +308,21 @@ def test_a_verdict_wins_over_an_end_that_was_not_written(
     assert database.rows["task"].state is JobState.FAILED
 
 
+def test_an_end_that_was_not_written_waits_while_a_verdict_is_on_its_way(
+    database: FakeDatabase, slate: Slate, run: Run
+) -> None:
+    child = run(own_end=to_page(Transition(JobState.COMPLETED)))
+    verdicts: Verdicts = Verdicts()
+    verdicts.note(child.token, Errand(1, lambda store: None))
+    sweep = Sweep(lambda: list(slate.pages()), verdicts, settings(), Trouble())
+    child.kill()
+    store = database.open()
+    assert sweep.run_once(lambda: store) == 0
+    assert database.count("end") == 0
+    verdicts.forget(child.token)
+    assert sweep.run_once(lambda: store) == 1
+
+
 def test_one_locked_end_keeps_no_other_from_being_written(
     worker: WorkerPages, database: FakeDatabase, slate: Slate, run: Run
 ) -> None:
@@ -436,7 +374,7 @@ def test_without_a_verdict_a_dead_childs_page_is_written_and_freed_in_the_end(
     database: FakeDatabase, slate: Slate, run: Run, monkeypatch: pytest.MonkeyPatch, claim: bool
 ) -> None:
     clock = Clock(monkeypatch, sweep_module)
-    sweep = Sweep(lambda: list(slate.pages()), {}, settings(stale_after=1000.0), Trouble())
+    sweep = Sweep(lambda: list(slate.pages()), Verdicts(), settings(stale_after=1000.0), Trouble())
     child = run(claim=claim)
     store = database.open()
     clock.pass_by(10_000)  # for how long the child lived does not matter
@@ -457,7 +395,7 @@ def test_a_page_that_could_not_be_written_in_the_end_is_kept(
     database: FakeDatabase, slate: Slate, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch, sweep_module)
-    sweep = Sweep(lambda: list(slate.pages()), {}, settings(stale_after=1000.0), Trouble())
+    sweep = Sweep(lambda: list(slate.pages()), Verdicts(), settings(stale_after=1000.0), Trouble())
     run().kill()
     database.locked.add("task")
     store = database.open()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from celery import Task
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 import celery_awa
 from celery_awa import AwaTask
@@ -145,6 +145,19 @@ def _break_parts(bug: Exception) -> None:
         setattr(WorkerPages, verb, _raising(bug))
 
 
+def _strike_ends_once(error: Exception) -> None:
+    """Each attempt's first end is broken off before it is handed over."""
+    end, struck = TaskProcess.end, set()
+
+    def broken_off(process: TaskProcess, attempt: Any, transition: Any) -> Any:
+        if attempt.token not in struck:
+            struck.add(attempt.token)
+            raise error
+        return end(process, attempt, transition)
+
+    TaskProcess.end = broken_off
+
+
 def _break(fault: str) -> None:
     bug = RuntimeError("a bug of ours")
     if fault == "opening raises":
@@ -157,6 +170,8 @@ def _break(fault: str) -> None:
         TaskProcess.sent = _raising(bug)
     elif fault == "the parts raise":
         _break_parts(bug)
+    elif fault == "a time limit strikes each end":
+        _strike_ends_once(SoftTimeLimitExceeded())
 
 
 _break(os.environ.get(FAULT_VARIABLE, ""))
