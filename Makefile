@@ -27,7 +27,7 @@ demo: $(READY)  ## index the standard library, with a retry and a killed child o
 
 # Most of the time tests wait, for processes and servers, so two files are run at a time.
 test: $(READY)  ## everything that a machine without services can run
-	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/integration tests/acceptance $(ARGS)
+	@$(BIN)/python -m pytest -n 3 --dist loadfile tests/unit tests/integration tests/acceptance $(ARGS)
 
 check: $(READY)  ## format, lint, layers, types, unit tests
 	@$(BIN)/python -m ruff format --check .

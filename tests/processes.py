@@ -120,13 +120,15 @@ class Process:
             found |= young
         return sorted(found - {os.getpid()})
 
-    def end(self, *, timeout: float = 10.0) -> None:
+    def end(self, *, timeout: float = 10.0, alone: bool = False) -> None:
         """Kill the process if it still runs, and fail if its family does not follow it.
 
-        Whoever was left is killed all the same.
+        Whoever was left is killed all the same. ``alone``: its family need not follow by itself.
         """
         self.kill(signal.SIGKILL)
         self._popen.wait(timeout)
+        if alone:
+            self._kill_family()
         try:
             eventually(lambda: not self.family(), timeout=timeout, interval=0.05)
         except AssertionError:

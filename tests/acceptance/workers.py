@@ -89,7 +89,7 @@ class Worker:
     def start(self) -> None:
         """Start the process, also again under the same name; nothing of the first may be left."""
         if self._starts:
-            self.process.end()
+            self.end()
         self._starts += 1
         self.process = Process(
             self._command(),
@@ -179,7 +179,8 @@ class Worker:
 
     def end(self) -> None:
         """Kill it if it still runs, and fail if anything that it started is left."""
-        self.process.end()
+        # Celery's own: a child that is being spawned when its worker is killed does not notice.
+        self.process.end(alone=self.wanted.start_method == "spawn")
 
     def _command(self) -> list[str]:
         wanted = self.wanted
