@@ -56,7 +56,7 @@ class Adoption:
                 written += self._adopt(path, open_store)
         finally:
             if written:
-                logger.info("celery-awa adopted what a killed worker left: %d attempts", written)
+                logger.info("celery-awa adopted what an earlier worker left: %d attempts", written)
                 self._adopted()
         self._next = time.monotonic() + self._settings.rescue_interval
         return written
