@@ -376,7 +376,7 @@ def test_it_says_what_it_did(
     adopting.look()
     adopting.look()
     assert [record.getMessage() for record in caplog.records] == [
-        "celery-awa adopted what a killed worker left: 2 attempts"
+        "celery-awa adopted what an earlier worker left: 2 attempts"
     ]
 
 
