@@ -63,6 +63,10 @@ def settings(**changed: Any) -> Settings:
     return Settings(**(slow | changed))
 
 
+#: An envelope without arguments.
+IN_PART = Envelope(b"envelope", whole=False)
+
+
 def described(token: str, task_id: str = "task", **fields: Any) -> NewAttempt:
     known: dict[str, Any] = {
         "kind": "kind",
@@ -70,7 +74,7 @@ def described(token: str, task_id: str = "task", **fields: Any) -> NewAttempt:
         "worker": None,
         "run_token": "run",
         "run_named": True,
-        "envelope": Envelope(b"envelope", whole=False),
+        "envelope": IN_PART,
     }
     return NewAttempt(token=token, task_id=task_id, **(known | fields))
 
@@ -80,14 +84,23 @@ def attempt(
     desk: Desk | None = None,
     *,
     may_run: float | None = None,
+    envelope: Envelope | None = IN_PART,
     **fields: Any,
 ) -> Attempt:
     """A new attempt of a task; ``fields`` are what its message says."""
 
     def describe(token: str) -> NewAttempt:
-        return described(token, task_id, **fields)
+        return described(token, task_id, envelope=None, **fields)
 
-    return Attempt(new_token(), task_id, describe, desk, limit=65_536, deadline=may_run)
+    return Attempt(
+        new_token(),
+        task_id,
+        describe,
+        desk,
+        envelope=lambda: envelope,
+        limit=65_536,
+        deadline=may_run,
+    )
 
 
 def undescribable(task_id: str = "task", desk: Desk | None = None) -> Attempt:

@@ -20,7 +20,6 @@ from ..runtime.trouble import Trouble
 from ..runtime.worker_pages import WorkerPages
 
 _attempt: ContextVar[Attempt | None] = ContextVar("celery_awa_attempt", default=None)
-current_attempt_or_none = _attempt.get
 
 #: Where a request carries its attempt, so that signal handlers find it after the body.
 ON_REQUEST = "awa_attempt"

@@ -70,6 +70,7 @@ def _new_attempt(task: Any, request: Any) -> Attempt:
         request.id,
         describe,
         process,
+        envelope=lambda: envelope.while_running(task, request),
         owner=task,
         limit=settings.max_progress_bytes,
         number=(request.retries or 0) + 1,

@@ -54,7 +54,7 @@ def take_from_lease(request: Any) -> int | None:
 
 
 def describe(task: Any, request: Any, token: str, *, from_lease: int | None) -> NewAttempt:
-    """All that a claim needs to know of the attempt that this request begins."""
+    """All that a claim needs to know of the attempt that this request begins, but the envelope."""
     delivery = request.delivery_info or {}
     run = headers_of(request).get(RUN) or getattr(request, RUN, None)
     limit = task.max_retries
@@ -72,7 +72,6 @@ def describe(task: Any, request: Any, token: str, *, from_lease: int | None) -> 
         max_attempts=limit + 1 if isinstance(limit, int) else None,
         args_repr=_repr(request, "argsrepr", request.args),
         kwargs_repr=_repr(request, "kwargsrepr", request.kwargs),
-        envelope=envelope.while_running(task, request),
         root_id=_text(request.root_id),
         parent_id=_text(request.parent_id),
         group_id=_text(request.group),

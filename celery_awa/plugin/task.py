@@ -13,11 +13,10 @@ from typing import Any
 from celery import Task
 from celery.exceptions import Ignore, Retry
 
-from ..errors import InvalidProgress
 from ..model import StopReason
 from ..progress import ProgressBuffer
 from ..progress_brief import UNSET, Unset
-from ..runtime.attempt import Attempt
+from ..runtime.attempt import Attempt, check_timeout
 from . import lifecycle, options, signals, verdict
 from .current import attempt_of, current_attempt, running
 
@@ -169,7 +168,7 @@ class AwaMixin:
         """
         attempt = self._awa_attempt()
         if attempt is None:
-            _check_timeout(timeout)
+            check_timeout(timeout)
             return True
         return attempt.flush_progress(timeout)
 
@@ -214,11 +213,6 @@ class AwaMixin:
         if attempt is None or attempt.owner is not self:
             return None
         return attempt
-
-
-def _check_timeout(timeout: float) -> None:
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
-        raise InvalidProgress("timeout", f"{timeout!r} is not a number of seconds above 0")
 
 
 class AwaTask(AwaMixin, Task):  # type: ignore[misc]  # celery ships no types

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from ..errors import InvalidProgress, LeaseLost, StoreUnavailable
-from ..model import Claim, Lease, NewAttempt, Snapshot, StopReason, Verdict
+from ..model import Claim, Envelope, Lease, NewAttempt, Snapshot, StopReason, Verdict
 from ..progress import ProgressBuffer
 from ..progress_brief import UNSET, Unset
 from .page import Page
@@ -23,6 +23,12 @@ from .page_values import Answer
 #: Seconds that reading a checkpoint before the claim waits, unless it is known.
 READ_TIMEOUT = 5.0
 _NOTHING_TOLD = Answer()
+
+
+def check_timeout(timeout: float) -> None:
+    """Raise InvalidProgress unless it is a number of seconds above 0."""
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise InvalidProgress("timeout", f"{timeout!r} is not a number of seconds above 0")
 
 
 class Desk(Protocol):
@@ -55,6 +61,7 @@ class Attempt:
         describe: Callable[[str], NewAttempt],
         desk: Desk | None,
         *,
+        envelope: Callable[[], Envelope | None] = lambda: None,
         owner: object = None,
         limit: int,
         number: int = 1,
@@ -82,6 +89,8 @@ class Attempt:
         self.number = number
         #: For how many seconds it may run; None: as long as it takes.
         self.deadline = deadline
+        #: What a claim stores of the message, made when it is wanted; may raise as describe may.
+        self.envelope = envelope
         self._describe = describe
         self._desk = desk
         self._lost = False
@@ -108,8 +117,7 @@ class Attempt:
 
     def flush_progress(self, timeout: float = 5.0) -> bool:
         """Write now and wait; see :meth:`celery_awa.AwaMixin.flush_progress`."""
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
-            raise InvalidProgress("timeout", f"{timeout!r} is not a number of seconds above 0")
+        check_timeout(timeout)
         if self._desk is None:
             return True
         if self.lost or self.ended:

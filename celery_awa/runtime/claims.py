@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from ..errors import RowLocked, StoreRefused
 from ..model import Claim, NewAttempt
@@ -63,7 +64,7 @@ class Claims:
         if attempt.ended and not forsaken:
             return
         try:
-            described = attempt.describe(late=late)
+            described = replace(attempt.describe(late=late), envelope=attempt.envelope())
         except Exception as exc:  # a foreign repr, a serializer
             self._trouble.warn("bug", "celery-awa: an attempt cannot be described", exc_info=exc)
             attempt.unclaimable = f"it cannot be described: {type(exc).__name__}"

@@ -141,7 +141,6 @@ class TaskProcess:
 
     def end_unstarted(self, described: NewAttempt, transition: Transition) -> None:
         """End the run of a message that is not executed (revoked, expired). Does not wait."""
-        described = replace(described, envelope=None)  # the transition has the one that is kept
         ending = Ending(described.token, None, described, replace(transition, uncounted=True))
         self.database.post(ending.write)
 
@@ -259,8 +258,7 @@ class TaskProcess:
 
     def _described(self, attempt: Attempt) -> NewAttempt | None:
         try:
-            # An end has an envelope of its own or none, and a thousand may be kept.
-            return replace(attempt.describe(late=True), envelope=None)
+            return attempt.describe(late=True)
         except Exception as exc:  # foreign reprs and the like; the lease is enough where known
             self.trouble.warn("bug", "celery-awa: an attempt cannot be described", exc_info=exc)
             return None

@@ -66,6 +66,8 @@ class UnsentJobs:
     def _publish(self, job: UnsentJob, part: Part) -> None:
         if job.state.finished:
             self._tell(job, part)
+        elif part.gave_up("send"):
+            raise Postponed
         elif part.result(job) is JobState.COMPLETED:
             # Other results are of earlier attempts: this job is to run again all the same.
             part.counts["settled"] += part.settle(job, JobState.COMPLETED)

@@ -144,14 +144,12 @@ class WorkerPages:
 
     def _end_unseen(self, transition: Transition, described: NewAttempt) -> None:
         """End an attempt by what its message says."""
-        described = replace(described, envelope=None)  # the transition has the one that is kept
         ending = Ending(described.token, None, described, transition)
         self.database.post(ending.write)
 
     def _end_seen(
         self, page: PageView, transition: Transition, described: NewAttempt, *, yielding: bool
     ) -> None:
-        described = replace(described, envelope=None)
         # As it is now: the child may still live, and take the page to its next attempt.
         transition = with_last_snapshot(transition, page.snapshot())
 

@@ -132,6 +132,9 @@ DECLARE
     job {schema}.jobs_hot;
     mutex bigint;
 BEGIN
+    IF NOT {schema}.known(p_task_id) THEN
+        RETURN NULL;  -- to take the mutex of no job would write one
+    END IF;
     LOOP
         INSERT INTO {schema}.jobs_hot AS j (task_id, kind, state, run_token)
         VALUES (p_task_id, '', 'available', '')
@@ -153,7 +156,7 @@ BEGIN
 END
 $$;
 
--- Whether a task has a row, without taking its mutex, which would write one.
+-- Whether a task has a row, finished or not.
 CREATE FUNCTION {schema}.known(p_task_id text)
 RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT FROM {schema}.jobs_hot h WHERE h.task_id = p_task_id)
@@ -273,9 +276,6 @@ RETURNS text LANGUAGE plpgsql SET lock_timeout = '500ms' AS $$
 DECLARE
     job {schema}.jobs_hot;
 BEGIN
-    IF NOT {schema}.known(p_task_id) THEN
-        RETURN 'unknown';
-    END IF;
     job := {schema}.take(p_task_id);
     CASE
         WHEN job.id IS NULL THEN
@@ -304,9 +304,6 @@ RETURNS text LANGUAGE plpgsql SET lock_timeout = '500ms' AS $$
 DECLARE
     job {schema}.jobs_hot;
 BEGIN
-    IF NOT {schema}.known(p_task_id) THEN
-        RETURN 'unknown';
-    END IF;
     job := {schema}.take(p_task_id);
     IF job.id IS NULL THEN
         RETURN 'unknown';
@@ -348,9 +345,6 @@ BEGIN
     IF jsonb_typeof(p_metadata) <> 'object' THEN
         RAISE invalid_parameter_value
             USING MESSAGE = 'a checkpoint is a JSON object, or null to take it away';
-    END IF;
-    IF NOT {schema}.known(p_task_id) THEN
-        RETURN NULL;
     END IF;
     job := {schema}.take(p_task_id);
     IF job.id IS NULL OR job.state IN ('running', 'completed') THEN
