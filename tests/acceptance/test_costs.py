@@ -22,6 +22,8 @@ Load = Callable[..., ModuleType]
 STEPS = "tests.acceptance.apps.steps"
 #: Seconds between two write cycles of the workers here.
 CYCLE = 0.2
+#: Where every statement counts: a rescuer's two looks every ten seconds come at any moment.
+NO_LOOKS = {"awa_rescue_in_workers": False}
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,8 @@ def test_a_hundred_thousand_reports_send_no_more_statements_than_there_are_cycle
 ) -> None:
     client = load_client(STEPS)
     # Claimed at once: on a fast machine all may be reported before the first cycle.
-    start_worker(app=STEPS, pool=pool, config={"awa_write_interval": CYCLE, "awa_claim_after": 0})
+    config = {**NO_LOOKS, "awa_write_interval": CYCLE, "awa_claim_after": 0}
+    start_worker(app=STEPS, pool=pool, config=config)
     sent = client.report_many.delay(100_000)
     seconds = diary.wait_for("reported", sent.id, timeout=60)["seconds"]
     jobs.wait_for(sent.id, "completed")
@@ -140,6 +143,7 @@ def test_many_long_tasks_are_kept_alive_over_one_connection_by_two_statements_a_
         app=STEPS,
         concurrency=6,
         config={
+            **NO_LOOKS,
             "awa_claim_after": 0.1,
             "awa_write_interval": CYCLE,
             "awa_heartbeat_interval": 2 * CYCLE,
