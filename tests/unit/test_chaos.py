@@ -60,6 +60,13 @@ def test_nothing_is_wrong_with_a_task_that_ended_as_it_should() -> None:
     assert found(stored=row(), entries=entries) == []
 
 
+def test_without_acks_late_a_task_may_be_lost_before_it_began_and_no_later() -> None:
+    assert checks.settled(None, EARLY, checks.NO_ROW_AFTER + 1)
+    assert not checks.settled(None, LATE, checks.NO_ROW_AFTER + 1)
+    assert found(EARLY, None, Result("PENDING"), entries=[]) == []
+    assert found(EARLY, None, Result("PENDING"), entries=[entry("began", 0, 1)]) != []
+
+
 @pytest.mark.parametrize(
     ("job", "stored", "result"),
     [
