@@ -36,8 +36,9 @@ check: $(READY)  ## format, lint, layers, types, unit tests
 	@$(BIN)/python -m mypy
 	@$(BIN)/python -m pytest tests/unit $(ARGS)
 
-bench: $(READY)  ## what set_progress costs, beside Task.update_state on Redis
+bench: $(READY)  ## what set_progress costs, beside Task.update_state on Redis, and what iterate costs
 	@$(BIN)/python bench/set_progress.py
+	@$(BIN)/python bench/iterate.py
 
 chaos: $(READY)  ## break workers, brokers and database at random; needs redis-server and rabbitmq-server
 	@$(BIN)/python -m tests.chaos --rounds $(ROUNDS) --first $(FIRST) $(if $(SEED),--seed $(SEED))

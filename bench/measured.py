@@ -53,6 +53,32 @@ def _seconds_a_call(call: Callable[[int], Any], times: int) -> float:
     return (time.perf_counter() - start) / times
 
 
+@app.task(base=AwaTask, bind=True)
+def loop(self: AwaTask, rounds: int, count: int) -> dict[str, list[float]]:
+    """Seconds an item, one figure a round, of each way to loop; the ways take turns."""
+    numbers = range(count)
+    ways: dict[str, Callable[[int], Any]] = {
+        "plain": lambda turn: numbers,
+        "iterate": lambda turn: self.iterate(numbers, name=f"loop {turn}"),
+        "track": lambda turn: self.track(numbers),
+        "set_progress": lambda turn: _reporting(self, numbers),
+    }
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(rounds):
+        for name, begin in ways.items():
+            start = time.perf_counter()
+            for _ in begin(turn):
+                pass
+            found[name].append((time.perf_counter() - start) / count)
+    return found
+
+
+def _reporting(task: AwaTask, numbers: range) -> Any:
+    for number in numbers:
+        yield number
+        task.set_progress(number % 100, "x")
+
+
 @app.task(ignore_result=True)
 def plain() -> None:
     """Does nothing, on Celery's own base."""

@@ -49,6 +49,22 @@ class ProgressTooLarge(InvalidProgress):
         self.limit = limit
 
 
+class NotInAttempt(AwaError, RuntimeError):
+    """This can only be asked inside a running attempt of the task."""
+
+
+class CheckpointMismatch(AwaError):
+    """The checkpoint does not fit this code or its source: changed steps, or another file."""
+
+
+class TooManyItemErrors(AwaError):
+    """More items of a loop failed than may be skipped."""
+
+
+class CallbackFailed(AwaError):
+    """Whoever was to call back says that it failed."""
+
+
 class LeaseLost(AwaError):
     """This attempt no longer owns its job: a newer attempt does, or the job has ended."""
 

@@ -67,7 +67,7 @@ class Snapshot:
 
 
 class StopReason(str, Enum):
-    """Why an attempt is asked to stop: ``AwaMixin.stop_reason``."""
+    """Why an attempt is asked to stop, gravest first: ``AwaMixin.stop_reason``."""
 
     #: A newer attempt has the job, or it has ended: nothing that this one does counts any more.
     LEASE_LOST = "lease_lost"
@@ -77,6 +77,8 @@ class StopReason(str, Enum):
     DEADLINE = "deadline"
     #: The worker is shutting down.
     WORKER_STOPPING = "worker_stopping"
+    #: The attempt has run for longer than the task's ``max_runtime``.
+    MAX_RUNTIME = "max_runtime"
 
     __str__ = str.__str__
 
@@ -96,7 +98,9 @@ class NewAttempt:
     ``run_token`` names the run; ``run_named`` tells whether the message named it itself (the
     header ``awa_run``) or a name was made up from the delivery. ``from_lease`` is the lease
     that the message continues (the header ``awa_from``). ``lost_policy`` and ``max_rescues`` say
-    what becomes of the job if its worker dies; ``deadline`` is the seconds an attempt may run.
+    what becomes of the job if its worker dies; ``deadline`` is the seconds an attempt may run, and
+    ``stall_after`` those that it may report nothing: then it is shown as stalled, and under the
+    ``stall_policy`` "stop" it loses its job as one whose worker died.
     """
 
     token: str
@@ -120,6 +124,8 @@ class NewAttempt:
     lost_policy: str = "fail"
     max_rescues: int = 3
     deadline: float | None = None
+    stall_after: float | None = None
+    stall_policy: str = "show"
     #: When the attempt began, in this process's ``time.monotonic()``; None: it begins now.
     began_at: float | None = None
     #: True for a message that ends without having been executed (revoked, expired).
@@ -141,13 +147,19 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The answer to a claim. Only YOURS carries a lease, an attempt number and progress."""
+    """The answer to a claim. Only YOURS carries a lease, an attempt number and what was kept.
+
+    ``committed`` is what earlier attempts of the run wrote in their tasks' own transactions.
+    ``callbacks`` are the run's answered callbacks: name to ``{"payload": …}`` or ``{"error": …}``.
+    """
 
     verdict: Verdict
     lease: Lease | None = None
     attempt: int = 0
     progress: dict[str, Any] | None = None
     run_token: str = ""
+    committed: dict[str, Any] | None = None
+    callbacks: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +188,9 @@ class Transition:
     cancellation was asked for becomes cancelled instead of waiting for a message.
     ``retries`` is not moved: a row keeps the retries of the attempt that claimed it last, so
     that the message of a retry is always newer than its row.
+    ``callback_id`` and ``callback_timeout`` (seconds; None: for ever) are for WAITING_EXTERNAL: the
+    job waits if the row still expects that callback. If it was answered meanwhile, the job is
+    available at once, or failed.
     """
 
     to: JobState | None
@@ -185,6 +200,8 @@ class Transition:
     unsent: bool = False
     uncounted: bool = False
     envelope: Envelope | None = None
+    callback_id: str | None = None
+    callback_timeout: float | None = None
 
 
 class Answer(str, Enum):
@@ -213,7 +230,8 @@ class Ended:
 class Thresholds:
     """After how many seconds without a heartbeat a running attempt is stale.
 
-    ``duplicate_after`` counts instead where a copy of its message came (``duplicate_at``).
+    ``duplicate_after`` counts instead where a copy of its message came (``duplicate_at``). With
+    ``stale_after`` above 1e8 no silence counts, and no attempt is taken for stalled either.
     """
 
     stale_after: float
@@ -222,7 +240,7 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True)
 class LostJob:
-    """A job that is stale, past its deadline or past its callback's time, as a look saw it."""
+    """A job that is stale, stalled, past its deadline or its callback's time, as a look saw it."""
 
     lease: Lease
     task_id: str
@@ -291,6 +309,20 @@ class Resend(str, Enum):
     __str__ = str.__str__
 
 
+class Callback(str, Enum):
+    """What the answer to a callback was told.
+
+    DONE: the job has it, or goes on with it. REFUSED: the job expects this callback no more: it
+    was answered before, or in time out, or its job went on. UNKNOWN: no job can have this token.
+    """
+
+    DONE = "done"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+
+    __str__ = str.__str__
+
+
 @dataclass(frozen=True, slots=True)
 class JobError:
     """One recorded failure of a job."""
@@ -324,14 +356,23 @@ class Job:
     kwargs_repr: str
     progress: dict[str, Any] | None
     progress_at: datetime | None
+    #: Of the checkpoint what the task wrote in transactions of its own (``checkpoint_in``).
+    committed: dict[str, Any] | None
     heartbeat_at: datetime | None
     #: When a copy of its message was dropped; the attempt's next heartbeat takes it away.
     duplicate_at: datetime | None
     deadline_at: datetime | None
+    #: Seconds without a report after which it is stalled; and whether it is: it runs, and has
+    #: reported nothing for as long.
+    stall_after: float | None
+    stalled: bool
     cancel_requested: bool
     run_at: datetime | None
     #: Not None: unsent, and due to be published then.
     send_after: datetime | None
+    #: The token of the callback that it expects, a secret; and when it waits for that no longer.
+    callback_id: str | None
+    callback_timeout_at: datetime | None
     created_at: datetime
     attempted_at: datetime | None
     finalized_at: datetime | None
@@ -355,10 +396,38 @@ class Job:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The checkpoint that the next attempt would find."""
-        metadata = self._part("metadata")
-        return metadata if isinstance(metadata, dict) else {}
+        """The checkpoint that the next attempt would find: reported, and over that committed."""
+        reported, committed = _mapping(self._part("metadata")), _mapping(self.committed)
+        if reported and _version(committed) < _version(reported):
+            return reported  # older code committed it
+        return {**reported, **committed}
+
+    @property
+    def rate(self) -> float | None:
+        """Items a second, as the task's loop measured them; None where unknown."""
+        return _number(self._part("rate"))
+
+    @property
+    def time_left(self) -> float | None:
+        """Seconds until all items are done at that rate; None where unknown."""
+        rate, current, total = self.rate, *map(_number, map(self._part, ("current", "total")))
+        if not rate or rate < 0 or current is None or total is None:
+            return None
+        return max(0.0, (total - current) / rate)
 
     def _part(self, name: str) -> Any:
         # What an operator put there by hand may be no object.
         return self.progress.get(name) if isinstance(self.progress, dict) else None
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _version(values: dict[str, Any]) -> float:
+    """Of the code that wrote a checkpoint; not written down where it is 0."""
+    return _number(values.get("awa_version")) or 0

@@ -33,7 +33,7 @@ class Sink(Protocol):
     """
 
     def write_brief(self, generation: int, data: bytes) -> None:
-        """Replace percent, message, current and total."""
+        """Replace percent, message, current, total and rate."""
         ...
 
     def write_metadata(self, generation: int, data: bytes) -> None:
@@ -81,14 +81,16 @@ class ProgressBuffer:
         *,
         current: float | None = None,
         total: float | None = None,
+        rate: float | None = None,
     ) -> None:
-        """Replace percent, message, current and total as a whole; the metadata stays.
+        """Replace percent, message, current, total and rate as a whole; the metadata stays.
 
         ``percent`` is clamped to 0-100 and rounded down, None means indeterminate. Where it is
-        not given, it is what ``current`` is of ``total``. Raises InvalidProgress, and
+        not given, it is what ``current`` is of ``total``. ``rate``: of ``current``, a second;
+        not without ``current``. Raises InvalidProgress, and
         ProgressTooLarge above the limit; then nothing was changed.
         """
-        brief = encode_brief(percent, message, current, total)
+        brief = encode_brief(percent, message, current, total, rate)
         brief_size = _bytes(brief)
         with self._lock:
             while True:

@@ -25,16 +25,19 @@ def encode_brief(
     message: str | None,
     current: float | None = None,
     total: float | None = None,
+    rate: float | None = None,
 ) -> str:
     """The JSON object of what one call reports; see ``ProgressBuffer.set_progress``.
 
-    Numbers are int, float, and whatever is an integer by ``__index__``. ``current`` and
-    ``total`` must be finite and not negative.
+    Numbers are int, float, and whatever is an integer by ``__index__``. ``current``, ``total``
+    and ``rate`` must be finite and not negative.
     """
     if type(percent) is int and current is None and total is None:
         numbers = _PERCENTS[percent if 0 <= percent <= 100 else 0 if percent < 0 else 100]
     else:
         numbers = _numbers(percent, message, current, total)
+    if rate is not None:
+        numbers += f',"rate":{encode_number(_count("rate", rate))}'
     if message is None:
         return f"{{{numbers}}}"
     separator = "," if numbers else ""

@@ -87,6 +87,9 @@ def _verdict(row: Row) -> Rescue:
 
 
 def _reason(row: Row, thresholds: Thresholds, now: float) -> str | None:
+    if row.state is JobState.WAITING_EXTERNAL:
+        late = row.callback_timeout_at is not None and now >= row.callback_timeout_at
+        return "TimeoutError: no callback came in time" if late else None
     if row.state is not JobState.RUNNING:
         return None
     silent = now - row.heartbeat_at if row.heartbeat_at is not None else thresholds.stale_after
@@ -151,7 +154,8 @@ def settle(database: FakeDatabase, lease: Lease, to: JobState, error: str | None
         row.errors.append(error)
         row.send_after = database.now
     if to is JobState.COMPLETED:
-        row.progress = row.envelope = None
+        row.progress = row.envelope = row.committed = None
+        row.callbacks = {}
     return True
 
 
@@ -189,6 +193,7 @@ def resend(database: FakeDatabase, task_id: str, keep_progress: bool) -> Resend:
         return Resend.NO_MESSAGE
     if not keep_progress:
         row.progress, row.generation = None, 0
+        row.committed, row.callbacks = None, {}
     row.state, row.send_after, row.sent_at = JobState.AVAILABLE, database.now, None
     row.cancel_requested, row.run_at = False, None
     row.rescues, row.rescues_in_place, row.rescue_mark = 0, 0, None
@@ -202,7 +207,7 @@ def edit_checkpoint(database: FakeDatabase, task_id: str, metadata: str | None) 
     progress = {name: value for name, value in (row.progress or {}).items() if name != "metadata"}
     if metadata is not None:
         progress["metadata"] = json.loads(metadata)
-    row.progress = progress or None
+    row.progress, row.committed = progress or None, None
     return True
 
 

@@ -19,6 +19,7 @@ from celery_awa.errors import RowLocked, StoreRefused, StoreUnavailable
 from celery_awa.model import (
     Answer,
     Beat,
+    Callback,
     Cancel,
     Claim,
     Ended,
@@ -79,6 +80,12 @@ class Row:
     run_at: float | None = None
     send_after: float | None = None
     sent_at: float | None = None
+    # Set by the test, as if the task had written it in a transaction of its own.
+    committed: dict[str, Any] | None = None
+    callback_id: str | None = None
+    callback_name: str | None = None
+    callback_timeout_at: float | None = None
+    callbacks: dict[str, Any] = field(default_factory=dict)
 
     @property
     def unsent(self) -> bool:
@@ -292,6 +299,16 @@ class FakeStore:
     def told(self, lease: Lease, resends: int = 0) -> None:
         self._do("told", lambda: fake_rescue.published(self._database, lease, finished=True))
 
+    def expect_callback(self, lease: Lease, token: str, callback_id: str, name: str) -> bool:
+        return self._do("expect_callback", lambda: self._expect(lease, token, callback_id, name))
+
+    def complete_callback(self, callback_id: str, payload: str) -> Callback:
+        answer = {"payload": json.loads(payload)}
+        return self._do("complete_callback", lambda: self._answer(callback_id, answer))
+
+    def fail_callback(self, callback_id: str, error: str) -> Callback:
+        return self._do("fail_callback", lambda: self._answer(callback_id, {"error": error}))
+
     def lost(self, thresholds: Thresholds, *, after_id: int = 0, limit: int = 100) -> list[LostJob]:
         return self._do(
             "lost", lambda: fake_rescue.lost(self._database, thresholds, after_id, limit)
@@ -382,7 +399,15 @@ class FakeStore:
             row.token, row.retries = attempt.token, attempt.retries
             row.state, row.generation = JobState.RUNNING, 0
             self._begin(row, attempt)
-        return Claim(Verdict.YOURS, row.lease, row.attempt, row.progress, row.run_token)
+        return Claim(
+            Verdict.YOURS,
+            row.lease,
+            row.attempt,
+            row.progress,
+            row.run_token,
+            row.committed,
+            dict(row.callbacks),
+        )
 
     def _begin(self, row: Row, attempt: NewAttempt) -> None:
         now = self._database.now
@@ -392,6 +417,7 @@ class FakeStore:
         row.attempted_at = row.heartbeat_at = now
         row.deadline_at = None if attempt.deadline is None else now + attempt.deadline
         row.duplicate_at = row.run_at = row.send_after = row.sent_at = None
+        row.callback_id = row.callback_name = row.callback_timeout_at = None
 
     def _beat(self, beats: Sequence[Beat], skip_locked: bool) -> dict[Lease, Pulse]:
         pulses = {}
@@ -414,8 +440,11 @@ class FakeStore:
             return Answer.REPEATED if transition.to is None else Answer.MISSING
         self._database.check(row.task_id, transition.snapshot, transition.error)
         if row.lease != lease or row.state is not JobState.RUNNING:
-            mine = row.lease == lease and row.token == token and row.state is transition.to
-            return Answer.REPEATED if mine else Answer.GONE
+            mine = row.lease == lease and row.token == token
+            # A job that was to wait for a callback may have gone on since by its answer.
+            waited = row.callback_name is not None and transition.to is JobState.WAITING_EXTERNAL
+            same = waited or row.state is transition.to
+            return Answer.REPEATED if mine and same else Answer.GONE
         if transition.to is None:
             del self._database.rows[row.task_id]
             return Answer.DONE
@@ -424,7 +453,8 @@ class FakeStore:
         row.write(transition.snapshot)
         row.errors += [transition.error] if transition.error else []
         if transition.to is JobState.COMPLETED:
-            row.progress = row.envelope = None
+            row.progress = row.envelope = row.committed = None
+            row.callbacks = {}
         return Answer.DONE
 
     def _leave(self, row: Row, transition: Transition) -> None:
@@ -435,11 +465,53 @@ class FakeStore:
         row.state = to
         row.send_after = now + fake_rescue.AGAIN if transition.unsent else None
         row.run_at = None if transition.run_in is None else now + transition.run_in
-        if row.waits and row.cancel_requested:
+        if row.cancel_requested and (row.waits or to is JobState.WAITING_EXTERNAL):
             row.state, row.send_after = JobState.CANCELLED, now
         elif row.waits and duplicate is not None:
             row.send_after = now  # its copy was dropped
         row.sent_at = now if row.waits and not row.unsent else None
+        if row.state is JobState.WAITING_EXTERNAL:
+            self._park(row, transition)
+        else:
+            row.callback_id = row.callback_name = None
+
+    def _park(self, row: Row, transition: Transition) -> None:
+        """Wait for the callback, unless it was answered meanwhile."""
+        now = self._database.now
+        row.send_after = None
+        if transition.callback_id == row.callback_id:
+            timeout = transition.callback_timeout
+            row.callback_timeout_at = None if timeout is None else now + timeout
+            return
+        answer = row.callbacks.get(row.callback_name or "", {})
+        row.errors += [answer["error"]] if "error" in answer else []
+        row.state = JobState.FAILED if "error" in answer else JobState.AVAILABLE
+        row.callback_id, row.send_after = None, now
+
+    def _expect(self, lease: Lease, token: str, callback_id: str, name: str) -> bool:
+        row = self._database.by_lease(lease)
+        if row is None or row.token != token:
+            return False
+        self._database.check(row.task_id)
+        row.callback_id, row.callback_name = callback_id, name
+        row.callbacks.pop(name, None)
+        return True
+
+    def _answer(self, callback_id: str, answer: dict[str, Any]) -> Callback:
+        found = (row for row in self._database.rows.values() if _is_of(callback_id, row))
+        row = next(found, None)
+        if row is None:
+            return Callback.UNKNOWN
+        self._database.check(row.task_id)
+        if row.callback_id != callback_id:
+            return Callback.REFUSED
+        row.callbacks[row.callback_name or ""] = answer
+        row.callback_id = row.callback_timeout_at = None
+        if row.state is JobState.WAITING_EXTERNAL:
+            row.errors += [answer["error"]] if "error" in answer else []
+            row.state = JobState.FAILED if "error" in answer else JobState.AVAILABLE
+            row.send_after = self._database.now
+        return Callback.DONE
 
     def _end_unclaimed(self, attempt: NewAttempt, transition: Transition) -> Ended:
         self._database.check(attempt.task_id, transition.snapshot, transition.error)
@@ -457,6 +529,10 @@ class FakeStore:
                 self._end_unclaimed(attempt, Transition(JobState.COMPLETED))
         if any(attempt.task_id in self._database.locked for attempt in attempts):
             raise RowLocked("locked")
+
+
+def _is_of(callback_id: str, row: Row) -> bool:
+    return callback_id.startswith(f"{row.id}-")
 
 
 def _is_copy(row: Row, attempt: NewAttempt) -> bool:

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from celery_awa.model import Envelope, NewAttempt
-from celery_awa.runtime.attempt import Attempt, Desk
+from celery_awa.runtime.attempt import Attempt
 from celery_awa.runtime.database_thread import DatabaseThread
+from celery_awa.runtime.desk import Desk, Terms
 from celery_awa.runtime.slate import Slate
 from celery_awa.runtime.task_process import TaskProcess
 from celery_awa.runtime.worker_pages import WorkerPages
@@ -84,6 +85,7 @@ def attempt(
     desk: Desk | None = None,
     *,
     may_run: float | None = None,
+    terms: Terms | None = None,
     envelope: Envelope | None = IN_PART,
     **fields: Any,
 ) -> Attempt:
@@ -99,7 +101,7 @@ def attempt(
         desk,
         envelope=lambda: envelope,
         limit=65_536,
-        deadline=may_run,
+        terms=terms or Terms(deadline=may_run),
     )
 
 

@@ -7,10 +7,19 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from ..errors import ProgressTooLarge, RowLocked, SettingsError, StoreRefused, StoreUnavailable
-from ..model import Cancel, Job, JobState, Resend
+from ..errors import (
+    CallbackFailed,
+    InvalidProgress,
+    ProgressTooLarge,
+    RowLocked,
+    SettingsError,
+    StoreRefused,
+    StoreUnavailable,
+)
+from ..model import Callback, Cancel, Job, JobState, Resend
 from ..progress import DEFAULT_LIMIT
 from ..progress_values import encode_pairs
+from ..runtime.ending import error_text
 from ..settings import read_settings
 from ..store import canonical, embedded
 from ..store.connection import check_url, connect_by
@@ -102,6 +111,32 @@ class Client:
         text = None if metadata is None else _encoded(metadata, self._max_progress_bytes)
         return self._of_task(task_id, lambda store: store.edit_checkpoint(task_id, text), None)
 
+    def complete_callback(self, token: str, payload: Any = None) -> Callback:
+        """Answer the callback that a task waits for, or is going to; the task goes on with this.
+
+        ``token`` is what its ``callback_token()`` gave. A worker's next look at unsent jobs sends
+        a task that waits (``awa_rescue_interval``). ``payload``: any value that
+        ``update_metadata`` takes for a key, of at most ``awa_max_progress_bytes`` as JSON:
+        InvalidProgress, ProgressTooLarge. Only the first answer to a token counts: repeated, even
+        because the first call's own answer never came, it is refused.
+        """
+        text = _payload(payload, self._max_progress_bytes)
+        return self._answer(token, lambda store: store.complete_callback(token, text))
+
+    def fail_callback(self, token: str, error: str) -> Callback:
+        """Answer a callback with an error: the task that waits for it has failed.
+
+        Its result is a CallbackFailed with ``error``, a text that is kept up to 4,096 bytes of
+        UTF-8; TypeError or ValueError for what is none, or empty. For the rest see
+        :meth:`complete_callback`.
+        """
+        if not isinstance(error, str):
+            raise TypeError(f"error must be a text, not {type(error).__name__}")
+        if not error.strip():
+            raise ValueError("error is empty; it must say why the callback failed")
+        text = error_text(CallbackFailed(error))
+        return self._answer(token, lambda store: store.fail_callback(token, text))
+
     def close(self) -> None:
         """Close the connection; the next call opens a new one."""
         if self._pid != os.getpid():
@@ -127,8 +162,15 @@ class Client:
         """Ask about one task; ``unknown`` where no job can have this id."""
         if not isinstance(task_id, str):
             raise TypeError(f"task_id must be a text, not {type(task_id).__name__}")
-        if not _is_storable(task_id):
-            return unknown
+        return self._of_job(question) if _is_storable(task_id) else unknown
+
+    def _answer(self, token: str, question: Callable[[Store], Callback]) -> Callback:
+        if not isinstance(token, str):
+            raise TypeError(f"token must be a text, not {type(token).__name__}")
+        return self._of_job(question)
+
+    def _of_job(self, question: Callable[[Store], T]) -> T:
+        """Ask about one row, which may be locked, or be refused by a trigger of the user's."""
         try:
             return self._ask(question)
         except RowLocked as exc:
@@ -191,6 +233,22 @@ def _encoded(metadata: Mapping[str, Any], limit: int) -> str:
     """The checkpoint as JSON, checked as an attempt's own."""
     text = f"{{{','.join(encode_pairs(metadata, limit).values())}}}"
     size = len(f'{{"metadata":{text}}}'.encode())
+    if size > limit:
+        raise ProgressTooLarge(size, limit)
+    return text
+
+
+def _payload(value: Any, limit: int) -> str:
+    """The payload of a callback as JSON, checked as a value of an attempt's metadata."""
+    try:
+        pair = encode_pairs({"payload": value}, limit)["payload"]
+    except ProgressTooLarge:
+        raise
+    except InvalidProgress as exc:
+        path = exc.field.replace("metadata['payload']", "payload", 1)
+        raise InvalidProgress(path, exc.reason) from None
+    text = pair.removeprefix('"payload":')
+    size = len(text.encode())
     if size > limit:
         raise ProgressTooLarge(size, limit)
     return text

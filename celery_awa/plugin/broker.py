@@ -1,7 +1,8 @@
 """Called on the rescue thread, or in the command ``rescue``: one connection, to publish with.
 
-It is opened when it is needed, kept while it is used and healthy, and closed by a timer's thread
-when it has not been used for a while. No call waits for longer than some seconds.
+That is opened when it is needed, kept while it is used and healthy, and closed by a timer's thread
+when it has not been used for a while. ``publish_once`` is called on the thread of a task, and has
+a connection of its own. No call waits for longer than some seconds.
 """
 
 from __future__ import annotations
@@ -61,25 +62,12 @@ class Broker:
         if self._connection is not None and not self._connection.connected:
             self._abandon()
         if self._connection is None:
-            connection = self._app.connection_for_write(
-                connect_timeout=min(self._app.conf.broker_connection_timeout or TIMEOUT, TIMEOUT)
-            )
-            for name, value in _options(connection.transport).items():
-                connection.transport_options.setdefault(name, value)
-            # One try for each broker of the URL, without a pause: a later pass tries again.
-            connection.ensure_connection(
-                max_retries=max(1, len(connection.alt or ())) - 1, interval_start=0
-            )
-            self._connection = connection
+            self._connection = _connected(self._app)
         return self._connection
 
     def _abandon(self) -> None:
-        """Let go of a connection that may be broken, without a word to the broker."""
         connection, self._connection = self._connection, None
-        if connection is not None and _confirms(connection.transport):
-            connection.collect()
-        else:
-            _release(connection)
+        _abandon(connection)
 
     def _look_later(self, seconds: float) -> None:
         self._timer = threading.Timer(seconds, self._close_if_idle)
@@ -100,6 +88,38 @@ class Broker:
             connection, self._connection = self._connection, None
         self._lock.release()
         # Outside the lock: a broker may take its time to say goodbye.
+        _release(connection)
+
+
+def publish_once(app: Any, message: Message) -> None:
+    """Publish over a connection of this call's own; bounded in time and raising as Broker's."""
+    connection = _connected(app)
+    try:
+        _publish(app, connection, message)
+    except BaseException:
+        _abandon(connection)
+        raise
+    _release(connection)
+
+
+def _connected(app: Any) -> Any:
+    connection = app.connection_for_write(
+        connect_timeout=min(app.conf.broker_connection_timeout or TIMEOUT, TIMEOUT)
+    )
+    for name, value in _options(connection.transport).items():
+        connection.transport_options.setdefault(name, value)
+    # One try for each broker of the URL, without a pause: a later pass tries again.
+    connection.ensure_connection(
+        max_retries=max(1, len(connection.alt or ())) - 1, interval_start=0
+    )
+    return connection
+
+
+def _abandon(connection: Any) -> None:
+    """Let go of a connection that may be broken, without a word to the broker."""
+    if connection is not None and _confirms(connection.transport):
+        connection.collect()
+    else:
         _release(connection)
 
 

@@ -6,7 +6,7 @@ A ContextVar follows coroutines and ``asyncio.to_thread``; plain threads get the
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -18,6 +18,8 @@ from ..runtime.rescuer import Rescuer
 from ..runtime.task_process import TaskProcess
 from ..runtime.trouble import Trouble
 from ..runtime.worker_pages import WorkerPages
+from .broker import publish_once
+from .wire import Message
 
 _attempt: ContextVar[Attempt | None] = ContextVar("celery_awa_attempt", default=None)
 
@@ -36,6 +38,8 @@ class Here:
     rescuer: Rescuer | None = None
     #: True in a pool child, where the worker gives the verdict on an aborted attempt.
     is_child: bool = False
+    #: Publishes a message that a task's own thread sends past its class.
+    publish: Callable[[Any, Message], None] = staticmethod(publish_once)
     #: Seconds of the worker's own hard time limit, for tasks that have none.
     time_limit: float | None = None
 

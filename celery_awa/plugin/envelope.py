@@ -7,6 +7,7 @@ and it goes when it is not needed.
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -60,12 +61,25 @@ def build(task: Any, request: Any, signature: Any = None) -> Envelope | None:
     )
 
 
+def of_begun(task: Any, request: Any) -> Envelope | None:
+    """As :func:`build`, of a run that goes on later: its message expires no more."""
+    whole = _within_limit(task, request, lambda: wire.begun(task, request), whole=True)
+    return whole or _sealed(task, request, None, whole=False)
+
+
 def _sealed(task: Any, request: Any, signature: Any, *, whole: bool) -> Envelope | None:
+    def message() -> Message:
+        found = None if signature else wire.received(task, request, whole=whole)
+        return found or wire.continued(task, request, signature, whole=whole)
+
+    return _within_limit(task, request, message, whole=whole)
+
+
+def _within_limit(
+    task: Any, request: Any, message: Callable[[], Message], *, whole: bool
+) -> Envelope | None:
     try:
-        message = None if signature else wire.received(task, request, whole=whole)
-        if message is None:
-            message = wire.continued(task, request, signature, whole=whole)
-        data = _written(message)
+        data = _written(message())
     except Exception as exc:  # serializers and users' objects raise whatever they like
         trouble.warn("envelope", "celery-awa: a message cannot be kept", exc_info=exc)
         return None

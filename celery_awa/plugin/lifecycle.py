@@ -1,32 +1,26 @@
-"""Runs in the process that executes the task, on the task's thread: begin, retry, replace, leave.
+"""Runs in the process that executes the task, on the task's thread: begin, end, replace.
 
-Retry and replace act before their message is published: Celery's signals for them come after
-it, when the next attempt may have started already (docs/adr/0005).
+A replacement's row goes before its message is published: Celery's signal for it comes after that,
+when the next attempt may have started already (docs/adr/0005).
 """
 
 from __future__ import annotations
 
 import functools
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import datetime, timezone
 from typing import Any
 
 from celery.exceptions import Ignore, Reject
 
-from ..errors import LeaseLost
 from ..model import Answer, Ended, JobState, Transition, Verdict
 from ..runtime.attempt import Attempt
+from ..runtime.desk import Terms
 from ..runtime.ending import error_text
 from ..runtime.task_process import TaskProcess
 from ..runtime.trouble import logger
 from ..settings import Settings
 from . import envelope, message, wire
-from .current import ON_REQUEST, attempt_of, bugs_told, here, is_ours, trouble
+from .current import ON_REQUEST, attempt_of, bugs_told, here, is_ours
 
-#: Where a request carries what publishes its continuation, for one signature.
-CONTINUING = "awa_continuing"
 _DEFAULTS = Settings()
 #: What eager attempts that are to be retried left, by task id.
 _kept_by_eager: dict[str, dict[str, Any] | None] = {}
@@ -74,7 +68,17 @@ def _new_attempt(task: Any, request: Any) -> Attempt:
         owner=task,
         limit=settings.max_progress_bytes,
         number=(request.retries or 0) + 1,
+        terms=_terms(task, request),
+    )
+
+
+def _terms(task: Any, request: Any) -> Terms:
+    return Terms(
+        # In eager mode nobody is asked to stop.
         deadline=None if request.is_eager else task.deadline,
+        max_runtime=None if request.is_eager else task.max_runtime,
+        version=task.checkpoint_version,
+        migrate=task.migrate_checkpoint,
     )
 
 
@@ -116,6 +120,13 @@ def _drop_unless_yours(process: TaskProcess, attempt: Attempt, verdict: Verdict)
 def _flags_redelivery(app: Any) -> bool:
     transport = app.connection_for_read().transport
     return getattr(transport, "driver_type", None) in message.FLAGS_REDELIVERY
+
+
+def settle(attempt: Attempt) -> None:
+    """Have loops and steps keep what is finished, before the attempt ends or is flushed."""
+    if attempt.resumption is not None:
+        with bugs_told("the last cursor was not kept"):
+            attempt.resumption.settle()
 
 
 def refuse_if_lost(attempt: Attempt, cause: BaseException | None = None) -> None:
@@ -179,94 +190,6 @@ def end_whole(
         request,
         Transition(to, error=error, unsent=unsent, envelope=envelope.build(task, request)),
     )
-
-
-def continue_run(task: Any, request: Any, signature: Any) -> Any:
-    """A signature made from a request: published through us if the request is being continued."""
-    request = task.request if request is None else request
-    continuing = request.__dict__.pop(CONTINUING, None)
-    return signature if continuing is None else continuing.wrap(signature)
-
-
-class Retrying:
-    """One ``retry()`` of an attempt: writes its row before its message goes out."""
-
-    def __init__(self, task: Any, attempt: Attempt, error: BaseException | None) -> None:
-        self._task = task
-        self._attempt = attempt
-        self._error = error_text(error) if error is not None else None
-        self.kept = False
-
-    def wrap(self, signature: Any) -> Any:
-        """The signature, publishing through us."""
-        signature.apply_async = functools.partial(self._publish, signature, signature.apply_async)
-        return signature
-
-    def _publish(self, signature: Any, apply_async: Callable[..., Any], *a: Any, **k: Any) -> Any:
-        ended = self._write(signature)
-        if superseded(self._attempt, ended):
-            raise LeaseLost
-        self.kept = ended is not None
-        name_run(self._task.request, signature, self._attempt, ended)
-        result = apply_async(*a, **k)
-        if ended is not None and ended.lease is not None and here.process is not None:
-            # The message is out: whatever happens here, Celery must not hear of a failure.
-            with bugs_told("a retry still counts as unsent"):
-                here.process.sent(ended.lease)
-        return result
-
-    def _write(self, signature: Any) -> Ended | None:
-        request = self._task.request
-        transition = Transition(
-            JobState.RETRYABLE,
-            error=self._error,
-            run_in=seconds_until(signature.options),
-            unsent=True,
-            envelope=envelope.build(self._task, request, signature),
-        )
-        try:
-            return end(self._task, request, transition)
-        except Exception as exc:
-            trouble.warn("bug", "celery-awa: a retry was not recorded", exc_info=exc)
-            return None
-
-
-def name_run(request: Any, signature: Any, attempt: Attempt, ended: Ended | None) -> None:
-    """Put the run's name and the lease that it continues into the next message's headers."""
-    headers = dict(signature.options.get("headers") or {})
-    named = message.headers_of(request).get(message.RUN)
-    run = attempt.run_token or (ended.run_token if ended else None) or named
-    if run:
-        headers[message.RUN] = run
-    lease = ended.lease if ended is not None else attempt.lease
-    if lease is not None:
-        headers[message.FROM] = lease.run_lease
-    signature.options["headers"] = headers
-
-
-def seconds_until(options: dict[str, Any]) -> float:
-    """Seconds from now until a signature with these options is to run."""
-    eta, countdown = options.get("eta"), options.get("countdown")
-    if isinstance(eta, datetime):
-        aware = eta if eta.tzinfo else eta.replace(tzinfo=timezone.utc)
-        return max(0.0, aware.timestamp() - time.time())
-    return float(countdown or 0.0)
-
-
-@contextmanager
-def publish_failure_kept(retrying: Retrying) -> Iterator[None]:
-    """Around ``retry()``: Celery makes a failed publish a rejection, which loses the task.
-
-    If the row says that a message is due, the attempt ends in Ignore instead.
-    """
-    try:
-        yield
-    except Reject as exc:
-        if isinstance(exc.reason, LeaseLost):
-            raise Ignore("celery-awa: this task has a newer attempt, or ended") from exc
-        if retrying.kept:
-            raise Ignore(f"celery-awa: retry not published, kept as unsent: {exc.reason}") from exc
-        raise
 
 
 def before_replace(task: Any, attempt: Attempt) -> None:

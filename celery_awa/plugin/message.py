@@ -79,6 +79,8 @@ def describe(task: Any, request: Any, token: str, *, from_lease: int | None) -> 
         lost_policy=envelope.lost_policy(task),
         max_rescues=task.max_rescues,
         deadline=task.deadline,
+        stall_after=task.stall_after,
+        stall_policy=task.stall_policy,
     )
 
 

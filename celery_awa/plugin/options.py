@@ -10,8 +10,8 @@ from typing import Any
 
 from ..errors import SettingsError
 
-#: More does not fit into its column.
-_MOST_RESCUES = 2**31 - 1
+#: More does not fit into their columns.
+_MOST = 2**31 - 1
 #: Seconds; the bound of every duration among the settings.
 _LONGEST = 1e9
 
@@ -28,8 +28,12 @@ def _is_policy(value: Any) -> bool:
     return value is None or (isinstance(value, str) and value in ("requeue", "fail"))
 
 
+def _is_stall_policy(value: Any) -> bool:
+    return isinstance(value, str) and value in ("show", "stop")
+
+
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not _is_flag(value) and 0 <= value <= _MOST_RESCUES
+    return isinstance(value, int) and not _is_flag(value) and 0 <= value <= _MOST
 
 
 def _is_duration(value: Any) -> bool:
@@ -41,8 +45,14 @@ def _is_flag(value: Any) -> bool:
     return isinstance(value, bool)
 
 
+_COUNT = _is_count, f"a whole number from 0 to {_MOST:,}"
+_DURATION = _is_duration, "a number of seconds greater than 0, or None"
 _OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "lost_policy": (_is_policy, "'requeue', 'fail' or None"),
-    "max_rescues": (_is_count, "a whole number, 0 or more"),
-    "deadline": (_is_duration, "a number of seconds greater than 0, or None"),
+    "max_rescues": _COUNT,
+    "deadline": _DURATION,
+    "max_runtime": _DURATION,
+    "stall_after": _DURATION,
+    "stall_policy": (_is_stall_policy, "'show' or 'stop'"),
+    "checkpoint_version": _COUNT,
 }

@@ -20,6 +20,7 @@ from celery.exceptions import SecurityError, TaskRevokedError
 from kombu.exceptions import ContentDisallowed, DecodeError, OperationalError
 from kombu.serialization import loads, prepare_accept_content
 
+from ..errors import CallbackFailed
 from ..model import JobState, LostJob, UnsentJob
 from ..runtime.ending import error_text
 from . import envelope
@@ -33,6 +34,7 @@ _FINAL = {
 #: By the first word of an error. Not Celery's own TimeoutError, which says to who waits for a
 #: result that the waiting took too long.
 _ERRORS: dict[str, type[Exception]] = {
+    "CallbackFailed": CallbackFailed,
     "TimeLimitExceeded": TimeLimitExceeded,
     "TimeoutError": builtins.TimeoutError,
     "WorkerLostError": WorkerLostError,

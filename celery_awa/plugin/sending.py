@@ -43,14 +43,8 @@ class Courier:
         kept = self._opened(job)
         if job.envelope is None or not job.envelope.whole:
             raise Unsendable("it was kept without its arguments")
-        kept.headers.update(
-            {
-                message.RUN: job.run_token,
-                message.FROM: job.lease.run_lease,
-                "eta": _eta(job.run_at),
-            }
-        )
-        self._broker.publish(kept)
+        eta = job.run_at if job.run_at and job.run_at > datetime.now(timezone.utc) else None
+        self._broker.publish(continuing(kept, job.run_token, job.lease.run_lease, eta))
 
     def tell(self, job: UnsentJob) -> None:
         """Make the result backend, chord, chain and errbacks know of a failed or cancelled job.
@@ -82,7 +76,13 @@ class Courier:
         self._broker.close()
 
 
-def _eta(run_at: datetime | None) -> str | None:
-    if run_at is None or run_at <= datetime.now(timezone.utc):
-        return None
-    return run_at.astimezone(timezone.utc).isoformat()
+def continuing(
+    kept: wire.Message, run: str | None, lease: int | None, eta: datetime | None
+) -> wire.Message:
+    """The message as the next of its run: after this lease, and not before ``eta``."""
+    headers = {**kept.headers, "eta": eta.astimezone(timezone.utc).isoformat() if eta else None}
+    if run is not None:
+        headers[message.RUN] = run
+    if lease is not None:
+        headers[message.FROM] = lease
+    return replace(kept, headers=headers)

@@ -21,7 +21,7 @@ from celery.worker import state
 
 from ..model import JobState, NewAttempt, Transition
 from ..runtime.ending import error_text
-from . import aborted, envelope, lifecycle, message, wire
+from . import aborted, envelope, message, retrying, wire
 from .aborted import CutOff
 from .current import bugs_told, here
 
@@ -106,7 +106,7 @@ class LostRequest:
         result = apply_async(*args, **kwargs)
         # After it: if it fails, Celery goes on to another verdict. The next attempt may claim
         # before this is written, and then it is the row's.
-        run_in = lifecycle.seconds_until(signature.options)
+        run_in = retrying.seconds_until(signature.options)
         self.awa_decide(JobState.RETRYABLE, self._awa_error, run_in=run_in, signature=signature)
         return result
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celery import Task
@@ -167,6 +167,16 @@ def continued(task: Any, request: Any, signature: Any = None, *, whole: bool = T
         *_destination(task.app, options),
         broker_of(task.app),
     )
+
+
+def begun(task: Any, request: Any) -> Message:
+    """The whole message of a request whose run has begun: it was in time, so it expires no more.
+
+    Raises what the serializer raises.
+    """
+    message = received(task, request) or continued(task, request)
+    properties = {k: v for k, v in message.properties.items() if k != "expiration"}
+    return replace(message, headers={**message.headers, "expires": None}, properties=properties)
 
 
 def _encoded(body: Any, serializer: str) -> tuple[str, str, bytes]:

@@ -7,16 +7,18 @@ database thread, so one of the two always sees the other.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
-from ..errors import InvalidProgress, LeaseLost, StoreUnavailable
+from ..errors import InvalidProgress, LeaseLost, NotInAttempt, StoreUnavailable
 from ..model import Claim, Envelope, Lease, NewAttempt, Snapshot, StopReason, Verdict
 from ..progress import ProgressBuffer
 from ..progress_brief import UNSET, Unset
+from .checkpoint import STATE, Checkpoint, check_keys
+from .desk import NO_TERMS, Desk, Terms
 from .page import Page
 from .page_values import Answer
 
@@ -29,23 +31,6 @@ def check_timeout(timeout: float) -> None:
     """Raise InvalidProgress unless it is a number of seconds above 0."""
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
         raise InvalidProgress("timeout", f"{timeout!r} is not a number of seconds above 0")
-
-
-class Desk(Protocol):
-    """What an attempt asks of its process."""
-
-    def learn(self, attempt: Attempt, timeout: float) -> None:
-        """Claim now; StoreUnavailable if there is no answer in time."""
-        ...
-
-    def flush(self, attempt: Attempt, timeout: float) -> bool:
-        """Write the snapshot and wait; False if the lease is lost."""
-        ...
-
-    @property
-    def stopping(self) -> bool:
-        """Whether the worker is stopping, as far as this process knows."""
-        ...
 
 
 class Attempt:
@@ -65,7 +50,7 @@ class Attempt:
         owner: object = None,
         limit: int,
         number: int = 1,
-        deadline: float | None = None,
+        terms: Terms = NO_TERMS,
     ) -> None:
         #: The task that began it; a task nested in it does not report to it.
         self.owner = owner
@@ -87,8 +72,12 @@ class Attempt:
         self.lease: Lease | None = None
         #: The number of this attempt in its run, from 1. A guess until the claim.
         self.number = number
-        #: For how many seconds it may run; None: as long as it takes.
-        self.deadline = deadline
+        self.terms = terms
+        #: What its task's loops and steps know (celery_awa.resume), made when it is wanted.
+        self.resumption: Any = None
+        #: For celery_awa.testing: called after each finished item of a loop, and after each step.
+        self.on_item: Callable[[str, int], bool] | None = None
+        self.on_step: Callable[[str], None] | None = None
         #: What a claim stores of the message, made when it is wanted; may raise as describe may.
         self.envelope = envelope
         self._describe = describe
@@ -96,7 +85,11 @@ class Attempt:
         self._lost = False
         self._cancel = False
         self._acknowledged = 0
-        self._checkpoint: Mapping[str, Any] = MappingProxyType({})
+        self._found = Checkpoint(terms.version, terms.migrate)
+        self._stamped = not terms.version
+        self._callbacks: dict[str, Any] = {}
+        #: Name and id of the callback that was announced last.
+        self._expected: tuple[str, str] | None = None
 
     # The task and its threads.
 
@@ -113,7 +106,15 @@ class Attempt:
 
     def update_metadata(self, values: Mapping[str, Any]) -> None:
         """Merge into the checkpoint; see :meth:`celery_awa.AwaMixin.update_metadata`."""
-        self.buffer.update_metadata(values)
+        self._found.check_reported(values)
+        self._merge(values)
+
+    def _merge(self, values: Mapping[str, Any]) -> None:
+        if self._stamped or not values:
+            self.buffer.update_metadata(values)
+            return
+        self.buffer.update_metadata(self._found.stamped(values))
+        self._stamped = True
 
     def flush_progress(self, timeout: float = 5.0) -> bool:
         """Write now and wait; see :meth:`celery_awa.AwaMixin.flush_progress`."""
@@ -142,7 +143,84 @@ class Attempt:
         Before the claim it waits for it: raises StoreUnavailable after 5 seconds, and LeaseLost.
         """
         self._learn()
-        return self._checkpoint
+        self.migrate()
+        return self._found.values
+
+    @property
+    def committed(self) -> Mapping[str, Any]:
+        """Of the checkpoint what ``checkpoint_in`` wrote; waits and raises as ``checkpoint``."""
+        self._learn()
+        self.migrate()
+        return self._found.committed
+
+    def migrate(self) -> None:
+        """Have the task make an older version's checkpoint fit, once (the task's thread)."""
+        made = self._found.migrated()
+        if made:
+            self._merge(made)
+
+    def keep(self, state: Mapping[str, Any]) -> None:
+        """Replace what the task's loops and steps keep."""
+        self._merge({STATE: state})
+
+    def report(
+        self,
+        *,
+        current: float,
+        total: float | None,
+        percent: float | Unset | None = UNSET,
+        message: str | None = None,
+        rate: float | None = None,
+    ) -> None:
+        """What loops report of themselves; ``rate``: of ``current``, a second."""
+        self.buffer.set_progress(percent, message, current=current, total=total, rate=rate)
+
+    def checkpoint_in(self, connection: Any, values: Mapping[str, Any]) -> None:
+        """Write into the checkpoint in the caller's open transaction.
+
+        See :meth:`celery_awa.AwaMixin.checkpoint_in`.
+        """
+        check_keys(values)
+        self.commit(connection, values)
+
+    def commit(self, connection: Any, values: Mapping[str, Any]) -> None:
+        """As :meth:`checkpoint_in`, the keys of celery-awa itself too."""
+        if self._desk is None:
+            # In eager mode there is no row: what the transaction becomes cannot be known.
+            self._merge(self._found.beside_committed(values))
+            return
+        self._learn()
+        if self.ended or self.lost or not self._desk.commit(self, connection, values):
+            raise LeaseLost
+
+    def stamped(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The values with the version of the task's code, where it has one."""
+        return self._found.stamped(values)
+
+    @property
+    def callbacks(self) -> Mapping[str, Any]:
+        """The payloads of this run's callbacks that have come, by name; waits as ``checkpoint``."""
+        self._learn()
+        return self._callbacks
+
+    def callback_token(self, name: str, timeout: float = READ_TIMEOUT) -> str:
+        """What a callback that this attempt is to wait for is known by, made once.
+
+        See :meth:`celery_awa.AwaMixin.callback_token`.
+        """
+        if self._expected is not None and self._expected[0] == name:
+            return self._expected[1]
+        if self._desk is None:
+            raise NotInAttempt("nobody can call back in eager mode, or without celery-awa's worker")
+        self._learn()
+        if self.lease is None or self.ended:
+            raise LeaseLost
+        # The job's id, to find it by, and what cannot be guessed.
+        callback_id = f"{self.lease.job_id}-{secrets.token_urlsafe(24)}"
+        if not self._desk.expect_callback(self, callback_id, name, timeout):
+            raise LeaseLost
+        self._expected = (name, callback_id)
+        return callback_id
 
     @property
     def should_stop(self) -> bool:
@@ -162,11 +240,14 @@ class Attempt:
             return StopReason.LEASE_LOST
         if self._cancel or told.cancel:
             return StopReason.CANCEL
-        if self.deadline is not None and time.monotonic() - self.started_at >= self.deadline:
+        if self._ran_for(self.terms.deadline):
             return StopReason.DEADLINE
         if self._desk is not None and self._desk.stopping:
             return StopReason.WORKER_STOPPING
-        return None
+        return StopReason.MAX_RUNTIME if self._ran_for(self.terms.max_runtime) else None
+
+    def _ran_for(self, seconds: float | None) -> bool:
+        return seconds is not None and time.monotonic() - self.started_at >= seconds
 
     def _learn(self) -> None:
         if self._desk is None:
@@ -200,7 +281,11 @@ class Attempt:
         """The answer to the claim (database thread). False if not all that was reported fits."""
         fits = True
         if claim.verdict is Verdict.YOURS and claim.lease is not None:
-            fits = self.start_from(claim.progress)
+            fits = self.start_from(claim.progress, claim.committed)
+            answers = claim.callbacks or {}
+            self._callbacks = {
+                name: answer["payload"] for name, answer in answers.items() if "payload" in answer
+            }
             self.lease, self.number = claim.lease, claim.attempt
             self.run_token = claim.run_token
             self.confirmed_at = sent_at
@@ -212,14 +297,17 @@ class Attempt:
         self.claim = claim  # last: the readers look at it first
         return fits
 
-    def start_from(self, kept: dict[str, Any] | None) -> bool:
+    def start_from(
+        self, kept: dict[str, Any] | None, committed: dict[str, Any] | None = None
+    ) -> bool:
         """Begin with kept progress; False if not all that was reported before fits beside it."""
         # Whatever is in the row was perhaps edited by hand: what is no object is no progress.
         kept = kept if isinstance(kept, dict) else {}
-        metadata = kept.get("metadata")
-        fits = self.buffer.lay_over(kept)
-        self._checkpoint = MappingProxyType(dict(metadata) if isinstance(metadata, dict) else {})
-        return fits
+        if not self._found.found(kept.get("metadata"), committed):
+            kept = {key: value for key, value in kept.items() if key != "metadata"}
+        elif kept.get("metadata"):
+            self._stamped = True
+        return self.buffer.lay_over(kept)
 
     def unclaim(self) -> None:
         """The row was deleted for a replacement that was never sent: begin anew without one."""

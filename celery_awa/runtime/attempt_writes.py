@@ -1,11 +1,17 @@
-"""Runs on the database thread of the process that executes the task: flushing, and giving up."""
+"""Runs in the process that executes the task: what its attempts write between claim and end.
+
+On the database thread, but ``committed_text``, which is the task's.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
-from ..errors import StoreRefused
+from ..errors import ProgressTooLarge, StoreRefused
 from ..model import Beat, Lease
+from ..progress_values import encode_pairs
 from ..store.protocol import Store
 from .attempt import Attempt
 from .claims import Claims
@@ -53,3 +59,18 @@ def forsake(store: Store, claims: Claims, attempt: Attempt) -> None:
             pass
     # Last: a heartbeat takes it back.
     store.forsake([lease])
+
+
+def committed_text(attempt: Attempt, values: Mapping[str, Any], limit: int) -> str:
+    """What ``checkpoint_in`` is to write, as JSON text.
+
+    Raises InvalidProgress, and ProgressTooLarge where it and what was reported are too large
+    together.
+    """
+    encode_pairs(values, limit)  # refuses what is no mapping, before it is stamped
+    stamped = encode_pairs(attempt.stamped(values), limit)
+    text = f"{{{','.join(stamped.values())}}}"
+    size = len(text.encode()) + len((attempt.snapshot().json or "").encode())
+    if size > limit:
+        raise ProgressTooLarge(size, limit)
+    return text

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..errors import AwaError, RowLocked, StoreUnavailable
 from ..model import Ended, JobState, Lease, NewAttempt, Transition
 from ..settings import Settings
 from ..store.protocol import Store
+from ..store.through import checkpoint_through
 from .adoption import Adoption
 from .attempt import Attempt
-from .attempt_writes import flush, forsake
+from .attempt_writes import committed_text, flush, forsake
 from .claims import Claims
 from .completed import Completed
 from .database_thread import DatabaseThread
@@ -114,6 +115,36 @@ class TaskProcess:
             raise
         except AwaError as exc:
             raise StoreUnavailable(f"the database refused the progress: {exc}") from exc
+
+    def commit(self, attempt: Attempt, connection: Any, values: Mapping[str, Any]) -> bool:
+        """Write values into the checkpoint through the task's connection, on the task's thread.
+
+        False if the attempt has no lease. Raises InvalidProgress and ProgressTooLarge, and
+        whatever the connection raises.
+        """
+        lease = attempt.lease
+        if lease is None:
+            return False
+        text = committed_text(attempt, values, self.settings.max_progress_bytes)
+        return checkpoint_through(
+            connection,
+            self.settings.schema,
+            lease,
+            attempt.token,
+            attempt.terms.version,
+            text,
+        )
+
+    def expect_callback(
+        self, attempt: Attempt, callback_id: str, name: str, timeout: float
+    ) -> bool:
+        """Note in the row what a callback is to be known by; StoreUnavailable if that fails."""
+        lease = attempt.lease
+        if lease is None:
+            return False
+        return self.database.ask(
+            lambda store: store.expect_callback(lease, attempt.token, callback_id, name), timeout
+        )
 
     def end(self, attempt: Attempt, transition: Transition) -> Ended | None:
         """End an attempt, once; None where the answer is not known (yet) or nothing is to write."""
@@ -236,8 +267,12 @@ class TaskProcess:
         described = None if claimed else self._described(attempt)
 
         def write(store: Store) -> Ended:
-            # The lease as it is by then: a claim may have been under way.
-            return Ending(attempt.token, attempt.lease, described, transition).write(store)
+            # Both as they are by then: a claim may have been under way, which lays what was
+            # reported over what was kept.
+            lease, last = attempt.lease, transition
+            if last.snapshot is not None:
+                last = replace(last, snapshot=attempt.snapshot())
+            return Ending(attempt.token, lease, described, last).write(store)
 
         def settled() -> None:
             self._ends.pop(attempt.token, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -16,6 +17,7 @@ from ..errors import RowLocked
 from ..model import (
     Answer,
     Beat,
+    Callback,
     Cancel,
     Claim,
     Ended,
@@ -40,6 +42,9 @@ from .sql_files import query
 
 #: Bytes of snapshots in one statement; what is above goes into a further one.
 MAX_STATEMENT_BYTES = 8 * 1024 * 1024
+
+#: What may be a callback's id: that of its job, and a secret.
+_CALLBACK_ID = re.compile(r"[0-9]{1,19}-[!-~]{1,200}")
 
 Row = dict[str, Any]
 _NOT_SENT = {"envelope", "began_at"}
@@ -80,6 +85,8 @@ class CanonicalStore:
             row["attempt"],
             row["progress"],
             row["run_token"],
+            row["committed"],
+            row["callbacks"] or {},
         )
 
     def knows(self, task_id: str) -> bool:
@@ -163,6 +170,17 @@ class CanonicalStore:
     def sent(self, lease: Lease, resends: int = 0) -> None:
         self._note("sent", lease, resends)
 
+    def expect_callback(self, lease: Lease, token: str, callback_id: str, name: str) -> bool:
+        row = self._row(
+            "expect_callback",
+            id=lease.job_id,
+            run_lease=lease.run_lease,
+            token=token,
+            callback_id=callback_id,
+            callback_name=name,
+        )
+        return bool(row["expected"])
+
     def lost(self, thresholds: Thresholds, *, after_id: int = 0, limit: int = 100) -> list[LostJob]:
         rows = self._rows("lost", **_seconds(thresholds), after_id=after_id, limit=limit)
         return [
@@ -191,6 +209,17 @@ class CanonicalStore:
 
     def told(self, lease: Lease, resends: int = 0) -> None:
         self._note("told", lease, resends)
+
+    def complete_callback(self, callback_id: str, payload: str) -> Callback:
+        if not _CALLBACK_ID.fullmatch(callback_id):
+            return Callback.UNKNOWN
+        row = self._row("complete_callback", callback_id=callback_id, payload=payload)
+        return Callback(row["answer"])
+
+    def fail_callback(self, callback_id: str, error: str) -> Callback:
+        if not _CALLBACK_ID.fullmatch(callback_id):
+            return Callback.UNKNOWN
+        return Callback(self._row("fail_callback", callback_id=callback_id, error=error)["answer"])
 
     def request_cancel(self, task_id: str) -> Cancel:
         return Cancel(self._row("request_cancel", task_id=task_id)["answer"])
@@ -285,6 +314,8 @@ def _transition(transition: Transition) -> str:
             "unsent": transition.unsent,
             "uncounted": transition.uncounted,
             "envelope_whole": _is_whole(transition.envelope),
+            "callback_id": transition.callback_id,
+            "callback_timeout": transition.callback_timeout,
         }
     ).decode()
 

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from ..model import (
     Beat,
+    Callback,
     Cancel,
     Claim,
     Ended,
@@ -83,10 +84,21 @@ class Store(Protocol):
         """
         ...
 
+    def expect_callback(self, lease: Lease, token: str, callback_id: str, name: str) -> bool:
+        """Note what the callback that this attempt will wait for is known by; False if it is gone.
+
+        ``callback_id`` is the job's id, a hyphen and a secret. An earlier one counts no more, nor
+        does an earlier answer of that name. Not to be repeated once it was handed out.
+        """
+        ...
+
     # Rescue and sending.
 
     def lost(self, thresholds: Thresholds, *, after_id: int = 0, limit: int = 100) -> list[LostJob]:
-        """Jobs that are stale, past their deadline or their callback's time, by id; a look only."""
+        """Jobs that are stale, stalled, past their deadline or their callback's time, by id.
+
+        A look only.
+        """
         ...
 
     def rescue(self, leases: Sequence[Lease], thresholds: Thresholds) -> dict[Lease, Rescue]:
@@ -122,6 +134,16 @@ class Store(Protocol):
         """Note that the result backend knows of this job's end; ``resends`` as for :meth:`sent`."""
         ...
 
+    # For whoever answers callbacks. Repeated, an answer that was done is refused.
+
+    def complete_callback(self, callback_id: str, payload: str) -> Callback:
+        """Answer a callback with its payload (JSON text): the job that waits for it goes on."""
+        ...
+
+    def fail_callback(self, callback_id: str, error: str) -> Callback:
+        """Answer a callback with an error: the job that waits for it has failed."""
+        ...
+
     # For operators.
 
     def request_cancel(self, task_id: str) -> Cancel:
@@ -138,6 +160,7 @@ class Store(Protocol):
     def edit_checkpoint(self, task_id: str, metadata: str | None) -> bool | None:
         """Replace ``metadata`` (a JSON object) of a job that is to run again; None takes it away.
 
+        What was committed in the task's own transactions goes too.
         False if it runs or was completed, None if it has no row.
         """
         ...

@@ -1,7 +1,7 @@
 """The Celery app: one long task that goes on where its last attempt came to.
 
-The worker loads this module by name. Its environment names the folder of the broker, and the
-database that both celery-awa and the task itself use.
+The worker loads this module by name. Its environment names the database that both celery-awa and
+the task itself use.
 """
 
 from __future__ import annotations
@@ -16,30 +16,16 @@ from celery import Celery
 
 import celery_awa
 from celery_awa import AwaTask
+from example_worker.settings import SETTINGS
 
 from . import table
-from .keeper import FOLDER_VARIABLE
 from .sources import list_sources, read_source
 
-_folder = os.environ[FOLDER_VARIABLE]
-
-app = Celery("file_index", broker="filesystem://")
+app = Celery("file_index")
 app.conf.update(
-    broker_transport="file_index.transport:Transport",
-    broker_transport_options={
-        "data_folder_in": f"{_folder}/waiting",
-        "data_folder_out": f"{_folder}/waiting",
-        "control_folder": f"{_folder}/control",
-        # Without these two every message passes through the system's temporary folder.
-        "store_processed": True,
-        "processed_folder": f"{_folder}/taken",
-        "polling_interval": 0.1,
-    },
-    task_ignore_result=True,
+    SETTINGS,
     # A bar that moves twice a second is nicer to look at than the default of 2 s.
     awa_write_interval=0.5,
-    # Beside the messages, so that nobody has to look for it if all of this is killed at once.
-    awa_slate_dir=_folder,
 )
 celery_awa.install(app)
 

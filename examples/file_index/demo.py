@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rich.console import Console
 
 import celery_awa
-from celery_awa.store import embedded
+from example_worker.server import started_server
+from example_worker.worker import Worker, started_worker
 
 from . import check, sources, table
 from .faults import LEAST_FILES, Faults
-from .keeper import FOLDER_VARIABLE
 from .view import Bar, Job, Lines, table_of, view_for
-from .worker import Worker, started_worker
 
 #: Seconds that the waits stand for in place of heavier work, all files together.
 WORK = 65.0
@@ -43,9 +40,11 @@ def main(description: str) -> int:
     pace = WORK / len(files) if options.pace is None else options.pace
     _say(f"{len(files):,} source files below {root}")
     _say(f"each one waits {pace * 1000:.0f} ms, in place of heavier work")
-    url = os.environ["AWA_DATABASE_URL"] = _start_server()
-    celery_awa.migrate(url)
-    with table.connect(url, "index_files") as database, started_worker() as worker:
+    url = started_server()
+    with (
+        table.connect(url, "index_files") as database,
+        started_worker("file_index.app", "index-files") as worker,
+    ):
         table.create(database)
         try:
             wrong = _demonstrate(database, worker, root, files, pace)
@@ -83,14 +82,6 @@ def _pace(text: str) -> float:
     return pace
 
 
-def _start_server() -> str:
-    """A server that belongs to this process and goes with it."""
-    # In a thread, which signals do not interrupt: a half-started server would be stopped too,
-    # but only after this process has ended.
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(embedded.resolve, "embedded:").result()
-
-
 def _say(text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
@@ -99,8 +90,7 @@ def _demonstrate(
     database: table.Database, worker: Worker, root: Path, files: Sequence[str], pace: float
 ) -> list[str]:
     """Run the task, show it, and tell what is wrong at the end."""
-    os.environ[FOLDER_VARIABLE] = worker.folder
-    from .app import app, index_files  # reads the folder's name
+    from .app import app, index_files  # takes the database from the environment
 
     task_id = index_files.delay(str(root), len(files), pace).id
     faults = Faults(database, worker, len(files))

@@ -6,9 +6,10 @@ import os
 import signal
 from collections.abc import Callable
 
+from example_worker.worker import Worker
+
 from . import table
 from .table import Beginning, Database
-from .worker import Worker
 
 #: Each of the four attempts begins at a file of its own.
 LEAST_FILES = 4

@@ -31,8 +31,14 @@ CREATE TABLE {schema}.jobs_hot (
     progress jsonb,
     progress_generation bigint NOT NULL DEFAULT 0,
     progress_at timestamptz,
+    -- Of the checkpoint what the task wrote in transactions of its own: no heartbeat touches it, so
+    -- no snapshot that comes late can undo it.
+    committed jsonb,
     heartbeat_at timestamptz,
     deadline_at timestamptz,
+    -- Seconds without a report after which a running attempt is stalled.
+    stall_after double precision,
+    stall_policy text NOT NULL DEFAULT 'show' CHECK (stall_policy IN ('show', 'stop')),
     run_at timestamptz,
     -- Not null: unsent, and due to be published then.
     send_after timestamptz,
@@ -53,8 +59,14 @@ CREATE TABLE {schema}.jobs_hot (
     resends integer NOT NULL DEFAULT 0,
     cancel_requested boolean NOT NULL DEFAULT false,
     duplicate_at timestamptz,
+    -- What the callback that may come is known by; null once it was answered.
     callback_id text,
+    -- Which callback of the task it is. Kept until the next claim if the attempt ended to wait for
+    -- it: it tells that end from others when the job has gone on since.
+    callback_name text,
     callback_timeout_at timestamptz,
+    -- Answers of this run's callbacks: name -> {"payload": …} or {"error": …}.
+    callbacks jsonb,
     root_id text,
     parent_id text,
     group_id text,
@@ -85,19 +97,26 @@ CREATE INDEX scheduled_jobs_sent ON {schema}.scheduled_jobs (greatest(sent_at, r
 CREATE INDEX jobs_hot_waiting ON {schema}.jobs_hot (callback_timeout_at)
     WHERE state = 'waiting_external';
 
--- For reading only, and without the envelope, which holds the arguments in the clear.
+-- For reading only, and without the envelope, which holds the arguments in the clear. No function
+-- of ours is in it: a reader may call none.
 CREATE VIEW {schema}.jobs AS
 SELECT id, task_id, kind, queue, state, attempt, max_attempts, args_repr, kwargs_repr, retries,
-    run_lease, worker, progress, progress_at, heartbeat_at, deadline_at, run_at, send_after,
-    sent_at, created_at, attempted_at, finalized_at, errors, lost_policy, max_rescues, rescues,
-    envelope_whole AS resendable, cancel_requested, duplicate_at, callback_id,
+    run_lease, worker, progress, progress_at, committed, heartbeat_at, deadline_at, stall_after,
+    coalesce(
+        state = 'running'
+            AND extract(epoch FROM now() - greatest(progress_at, attempted_at)) >= stall_after,
+        false
+    ) AS stalled,
+    run_at, send_after, sent_at, created_at, attempted_at, finalized_at, errors, lost_policy,
+    max_rescues, rescues, envelope_whole AS resendable, cancel_requested, duplicate_at, callback_id,
     callback_timeout_at, root_id, parent_id, group_id, group_index
 FROM {schema}.jobs_hot
 UNION ALL
 SELECT id, task_id, kind, queue, state, attempt, max_attempts, args_repr, kwargs_repr, retries,
-    run_lease, worker, progress, progress_at, heartbeat_at, deadline_at, run_at, send_after,
-    sent_at, created_at, attempted_at, finalized_at, errors, lost_policy, max_rescues, rescues,
-    envelope_whole AS resendable, cancel_requested, duplicate_at, callback_id,
+    run_lease, worker, progress, progress_at, committed, heartbeat_at, deadline_at, stall_after,
+    false AS stalled,
+    run_at, send_after, sent_at, created_at, attempted_at, finalized_at, errors, lost_policy,
+    max_rescues, rescues, envelope_whole AS resendable, cancel_requested, duplicate_at, callback_id,
     callback_timeout_at, root_id, parent_id, group_id, group_index
 FROM {schema}.scheduled_jobs;
 
@@ -125,6 +144,8 @@ CREATE TYPE {schema}.new_attempt AS (
     max_rescues integer,
     -- Seconds that the attempt may run.
     deadline double precision,
+    stall_after double precision,
+    stall_policy text,
     -- Seconds since the attempt began; null: it begins with its claim.
     began_ago double precision,
     -- True for a message that ends without having been executed.
@@ -140,7 +161,10 @@ CREATE TYPE {schema}.transition AS (
     run_in double precision,
     unsent boolean,
     uncounted boolean,
-    envelope_whole boolean
+    envelope_whole boolean,
+    -- Of the callback that the job is to wait for, and for how many seconds; null: for ever.
+    callback_id text,
+    callback_timeout double precision
 );
 
 -- Which run a message belongs to, and whether it may have the job:
@@ -198,7 +222,8 @@ $$;
 -- Give an attempt its row and a new lease.
 CREATE FUNCTION {schema}.claim(p_attempt jsonb, p_envelope bytea)
 RETURNS TABLE (
-    verdict text, id bigint, run_lease bigint, attempt integer, progress jsonb, run_token text
+    verdict text, id bigint, run_lease bigint, attempt integer, progress jsonb, run_token text,
+    committed jsonb, callbacks jsonb
 ) LANGUAGE plpgsql SET lock_timeout = '500ms' AS $$
 #variable_conflict use_column
 DECLARE
@@ -213,13 +238,14 @@ BEGIN
         INSERT INTO {schema}.jobs_hot AS j (
             task_id, kind, queue, state, attempt, max_attempts, args_repr, kwargs_repr, envelope,
             envelope_whole, run_token, from_lease, retries, attempt_token, worker, heartbeat_at,
-            deadline_at, attempted_at, lost_policy, max_rescues, root_id, parent_id, group_id,
-            group_index
+            deadline_at, stall_after, stall_policy, attempted_at, lost_policy, max_rescues, root_id,
+            parent_id, group_id, group_index
         ) VALUES (
             a.task_id, a.kind, a.queue, 'running', a.retries + 1, a.max_attempts, a.args_repr,
             a.kwargs_repr, p_envelope, a.envelope_whole, a.run_token, a.from_lease, a.retries,
-            a.token, a.worker, now(), began_at + make_interval(secs => a.deadline), began_at,
-            a.lost_policy, a.max_rescues, a.root_id, a.parent_id, a.group_id, a.group_index
+            a.token, a.worker, now(), began_at + make_interval(secs => a.deadline), a.stall_after,
+            a.stall_policy, began_at, a.lost_policy, a.max_rescues, a.root_id, a.parent_id,
+            a.group_id, a.group_index
         ) ON CONFLICT ON CONSTRAINT jobs_hot_task_id_key DO NOTHING
         RETURNING j.* INTO job;
         IF FOUND THEN
@@ -227,7 +253,7 @@ BEGIN
             WHERE s.task_id = a.task_id FOR UPDATE;
             IF NOT FOUND THEN
                 RETURN QUERY SELECT 'yours', job.id, job.run_lease, job.attempt, job.progress,
-                    job.run_token;
+                    job.run_token, job.committed, job.callbacks;
                 RETURN;
             END IF;
             EXIT;
@@ -279,8 +305,11 @@ BEGIN
             progress = CASE decision WHEN 'fresh' THEN NULL ELSE j.progress END,
             progress_generation = 0,
             progress_at = CASE decision WHEN 'fresh' THEN NULL ELSE j.progress_at END,
+            committed = CASE decision WHEN 'fresh' THEN NULL ELSE j.committed END,
             heartbeat_at = now(),
             deadline_at = began_at + make_interval(secs => a.deadline),
+            stall_after = a.stall_after,
+            stall_policy = a.stall_policy,
             run_at = NULL,
             send_after = NULL,
             sent_at = NULL,
@@ -298,7 +327,9 @@ BEGIN
             cancel_requested = decision = 'continue' AND j.cancel_requested,
             duplicate_at = NULL,
             callback_id = NULL,
+            callback_name = NULL,
             callback_timeout_at = NULL,
+            callbacks = CASE decision WHEN 'fresh' THEN NULL ELSE j.callbacks END,
             root_id = a.root_id,
             parent_id = a.parent_id,
             group_id = a.group_id,
@@ -310,7 +341,8 @@ BEGIN
         CASE WHEN decision IN ('repeat', 'fresh', 'continue') THEN 'yours'
             WHEN decision = 'older' THEN 'held'
             ELSE decision END,
-        job.id, job.run_lease, job.attempt, job.progress, job.run_token;
+        job.id, job.run_lease, job.attempt, job.progress, job.run_token, job.committed,
+        job.callbacks;
 END
 $$;
 
@@ -346,12 +378,19 @@ $$;
 -- the attempt alone knows, its last snapshot and its error.
 -- Where cancellation was asked for, a job that would wait is cancelled instead, and the attempt is
 -- told that the job is gone: it must not publish a message.
+-- A job that would wait for a callback which has come already does not wait: it is sent again at
+-- once, or has failed.
+-- An attempt that never heard of its lease has not read what its claim brought: p_over_kept lays
+-- its snapshot over that. One that has may have discarded it on purpose.
 CREATE FUNCTION {schema}.end_attempt(
-    p_id bigint, p_run_lease bigint, p_token text, p_transition jsonb, p_envelope bytea
+    p_id bigint, p_run_lease bigint, p_token text, p_transition jsonb, p_envelope bytea,
+    p_over_kept boolean DEFAULT false
 ) RETURNS text LANGUAGE plpgsql SET lock_timeout = '500ms' AS $$
 DECLARE
     t {schema}.transition := jsonb_populate_record(NULL::{schema}.transition, p_transition);
     job {schema}.jobs_hot;
+    waits constant boolean := t.state = 'waiting_external';
+    answered boolean;
     cancelled boolean;
 BEGIN
     SELECT j.* INTO job FROM {schema}.jobs_hot j
@@ -368,20 +407,28 @@ BEGIN
     END IF;
 
     IF t.progress IS NOT NULL AND t.generation > job.progress_generation THEN
-        -- With nothing of this attempt in the row yet, what is there came with the claim, which
-        -- an attempt that ends without its answer has never read.
-        job.progress := CASE job.progress_generation
-            WHEN 0 THEN {schema}.laid_over(job.progress, t.progress) ELSE t.progress END;
+        -- With nothing of this attempt in the row yet, what is there came with the claim.
+        job.progress := CASE WHEN p_over_kept AND job.progress_generation = 0
+            THEN {schema}.laid_over(job.progress, t.progress) ELSE t.progress END;
         job.progress_generation := t.generation;
         job.progress_at := now();
     END IF;
     IF t.state = 'completed' THEN
         job.progress := NULL;
+        job.committed := NULL;
+        job.callbacks := NULL;
         job.envelope := NULL;
         job.envelope_whole := false;
     ELSIF p_envelope IS NOT NULL THEN
         job.envelope := p_envelope;
         job.envelope_whole := t.envelope_whole;
+    END IF;
+    cancelled := job.cancel_requested
+        AND t.state IN ('available', 'retryable', 'scheduled', 'waiting_external');
+    answered := waits AND t.callback_id IS DISTINCT FROM job.callback_id;
+    IF answered THEN
+        t.error := coalesce(job.callbacks -> job.callback_name ->> 'error', t.error);
+        t.state := CASE WHEN t.error IS NULL THEN 'available' ELSE 'failed' END;
     END IF;
     IF t.error IS NOT NULL THEN
         job.errors := {schema}.with_error(job, t.error);
@@ -389,8 +436,6 @@ BEGIN
     IF t.uncounted THEN
         job.attempt := job.attempt - 1;
     END IF;
-    cancelled := job.cancel_requested
-        AND t.state IN ('available', 'retryable', 'scheduled', 'waiting_external');
     job.state := CASE WHEN cancelled THEN 'cancelled' ELSE t.state END;
     -- At most a hundred years: Python has no year above 9999 to read it back with.
     job.run_at := CASE WHEN job.state NOT IN ('completed', 'failed', 'cancelled') THEN now()
@@ -399,14 +444,19 @@ BEGIN
     -- Due at once: an end that is to be told, and a message that nobody else sends, since the copy
     -- that came back was dropped.
     job.send_after := CASE
-        WHEN cancelled THEN now()
-        WHEN t.unsent IS NOT TRUE THEN NULL
+        WHEN cancelled OR answered THEN now()
+        WHEN t.unsent IS NOT TRUE OR waits THEN NULL
         WHEN t.state IN ('failed', 'cancelled') THEN now()
         WHEN t.state = 'available' AND job.duplicate_at IS NOT NULL THEN now()
         ELSE now() + interval '10 seconds' END;
     -- Who does not ask for a message has published it.
     job.sent_at := CASE WHEN job.state IN ('available', 'retryable', 'scheduled')
-        AND t.unsent IS NOT TRUE THEN now() END;
+        AND t.unsent IS NOT TRUE AND NOT waits THEN now() END;
+    job.callback_id := CASE job.state WHEN 'waiting_external' THEN job.callback_id END;
+    job.callback_name := CASE WHEN waits AND NOT cancelled THEN job.callback_name END;
+    job.callback_timeout_at := CASE job.state WHEN 'waiting_external' THEN now() + make_interval(
+        secs => CASE WHEN t.callback_timeout > 3155760000 THEN 3155760000
+            ELSE t.callback_timeout END) END;
     job.taken_by := NULL;
     job.duplicate_at := NULL;
     job.deadline_at := NULL;
@@ -420,7 +470,10 @@ BEGIN
         UPDATE {schema}.jobs_hot j SET
             state = job.state, attempt = job.attempt, progress = job.progress,
             progress_generation = job.progress_generation, progress_at = job.progress_at,
-            envelope = job.envelope, envelope_whole = job.envelope_whole, errors = job.errors,
+            committed = job.committed, callback_id = job.callback_id,
+            callback_name = job.callback_name, callback_timeout_at = job.callback_timeout_at,
+            callbacks = job.callbacks, envelope = job.envelope,
+            envelope_whole = job.envelope_whole, errors = job.errors,
             deadline_at = job.deadline_at, run_at = job.run_at, send_after = job.send_after,
             sent_at = job.sent_at, finalized_at = job.finalized_at,
             duplicate_at = job.duplicate_at, taken_by = job.taken_by
@@ -433,22 +486,24 @@ BEGIN
 END
 $$;
 
--- Whether this attempt made this very transition before (its answer was lost), or another did.
+-- Whether this attempt made this very transition before (its answer was lost), or another did. A
+-- job that was to wait for a callback may have gone on since by its answer.
 CREATE FUNCTION {schema}.ended_before(
     p_id bigint, p_run_lease bigint, p_token text, p_state text
 ) RETURNS text LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN p_state IS NULL AND count(*) = 0
-        OR bool_or(j.run_lease = p_run_lease AND j.attempt_token = p_token AND j.state = p_state
-            AND j.taken_by IS NULL)
+        OR bool_or(j.run_lease = p_run_lease AND j.attempt_token = p_token AND j.taken_by IS NULL
+            AND CASE WHEN j.callback_name IS NULL THEN j.state = p_state
+                ELSE p_state = 'waiting_external' END)
         THEN 'repeated'
         -- Nobody has it: it was deleted, or a failover forgot it.
         WHEN count(*) = 0 THEN 'missing'
         ELSE 'gone' END
     FROM (
-        SELECT run_lease, attempt_token, state, taken_by
+        SELECT run_lease, attempt_token, state, taken_by, callback_name
         FROM {schema}.jobs_hot WHERE id = p_id
         UNION ALL
-        SELECT run_lease, attempt_token, state, taken_by
+        SELECT run_lease, attempt_token, state, taken_by, callback_name
         FROM {schema}.scheduled_jobs WHERE id = p_id
     ) j
 $$;
@@ -466,7 +521,8 @@ BEGIN
     RETURN QUERY SELECT
         CASE WHEN claimed.verdict IN ('yours', 'ended')
             THEN {schema}.end_attempt(
-                claimed.id, claimed.run_lease, p_attempt ->> 'token', p_transition, p_envelope
+                claimed.id, claimed.run_lease, p_attempt ->> 'token', p_transition, p_envelope,
+                p_over_kept => true
             )
             ELSE 'gone' END,
         claimed.id, claimed.run_lease, claimed.run_token;
@@ -579,6 +635,68 @@ BEGIN
         AND (NOT p_skip_locked OR j.id = ANY (free))
     RETURNING j.id, j.run_lease, j.progress_generation, j.cancel_requested;
 END
+$$;
+
+-- Note what the callback that this attempt is going to wait for will be known by. An earlier answer
+-- of that name counts no more, nor does an earlier callback.
+CREATE FUNCTION {schema}.expect_callback(
+    p_id bigint, p_run_lease bigint, p_token text, p_callback_id text, p_name text
+) RETURNS boolean LANGUAGE plpgsql SET lock_timeout = '500ms' AS $$
+BEGIN
+    UPDATE {schema}.jobs_hot j SET
+        callback_id = p_callback_id,
+        callback_name = p_name,
+        callbacks = nullif(j.callbacks - p_name, '{}')
+    WHERE j.id = p_id AND j.run_lease = p_run_lease AND j.attempt_token = p_token
+        AND j.state = 'running';
+    RETURN FOUND;
+END
+$$;
+
+-- Write into the checkpoint of a running attempt, in the transaction of whoever calls: his own
+-- work and this are committed together, or neither is. He says how long to wait for the lock.
+CREATE FUNCTION {schema}.checkpoint_in(
+    p_id bigint, p_run_lease bigint, p_token text, p_version integer, p_values jsonb
+) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE {schema}.jobs_hot j
+    SET committed = {schema}.committed_over(j.committed, p_version, p_values)
+    WHERE j.id = p_id AND j.run_lease = p_run_lease AND j.attempt_token = p_token
+        AND j.state = 'running';
+    RETURN FOUND;
+END
+$$;
+
+-- Who commits is alive, and has something to show: noted as the last thing before the commit, by
+-- the clock. No heartbeat comes through while his transaction holds the row, however long that is.
+CREATE FUNCTION {schema}.note_commit() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE {schema}.jobs_hot j
+    SET heartbeat_at = clock_timestamp(), progress_at = clock_timestamp(), duplicate_at = NULL
+    WHERE j.id = NEW.id AND j.run_lease = NEW.run_lease AND j.state = 'running';
+    RETURN NULL;
+END
+$$;
+CREATE CONSTRAINT TRIGGER note_commit AFTER UPDATE OF committed ON {schema}.jobs_hot
+    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+    WHEN (NEW.state = 'running' AND NEW.run_lease = OLD.run_lease)
+    EXECUTE FUNCTION {schema}.note_commit();
+
+-- Values merged over those that were committed before, key by key, and the states of loops name by
+-- name. What another version of the task's code committed is left behind.
+CREATE FUNCTION {schema}.committed_over(p_kept jsonb, p_version integer, p_values jsonb)
+RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE
+        WHEN jsonb_typeof(p_kept) IS DISTINCT FROM 'object'
+            OR coalesce(p_kept -> 'awa_version', '0') <> to_jsonb(p_version) THEN p_values
+        ELSE p_kept || p_values
+            || CASE WHEN jsonb_typeof(p_kept -> 'awa_committed') = 'object'
+                    AND jsonb_typeof(p_values -> 'awa_committed') = 'object'
+                THEN jsonb_build_object(
+                    'awa_committed', (p_kept -> 'awa_committed') || (p_values -> 'awa_committed')
+                )
+                ELSE '{}' END
+    END
 $$;
 
 -- Note that the message which a job waits for was published. Hits no row where the message was

@@ -3,7 +3,14 @@
 -- Nothing here publishes: a job that needs a message, or whose end the result backend is to be
 -- told, is unsent (send_after is not null) until somebody has done so and says it.
 
--- Why a job is lost, in words; null where it is not.
+-- Seconds since an attempt reported anything, or began; the view jobs reckons in the same way.
+CREATE FUNCTION {schema}.reported_ago(p_progress_at timestamptz, p_attempted_at timestamptz)
+RETURNS double precision LANGUAGE sql STABLE AS $$
+    SELECT extract(epoch FROM now() - greatest(p_progress_at, p_attempted_at))::double precision
+$$;
+
+-- Why a job is lost, in words; null where it is not. Above 1e8 seconds of p_stale_after no silence
+-- counts: what an attempt reported may not have been written for as long, so it is not stalled.
 CREATE FUNCTION {schema}.lost_reason(
     j {schema}.jobs_hot, p_stale_after double precision, p_duplicate_after double precision
 ) RETURNS text LANGUAGE sql STABLE AS $$
@@ -11,9 +18,6 @@ CREATE FUNCTION {schema}.lost_reason(
         WHEN j.state = 'waiting_external' AND j.callback_timeout_at <= now()
             THEN 'TimeoutError: no callback came in time'
         WHEN j.state <> 'running' THEN NULL
-        -- A claim sets it, so somebody took it away who saw the attempt's process dead.
-        WHEN j.heartbeat_at IS NULL
-            THEN format('WorkerLostError: worker %s died', coalesce(j.worker, ''))
         WHEN j.heartbeat_at <= now() - make_interval(secs => p_stale_after)
             OR j.duplicate_at IS NOT NULL
                 AND j.heartbeat_at <= now() - make_interval(secs => p_duplicate_after)
@@ -22,6 +26,14 @@ CREATE FUNCTION {schema}.lost_reason(
         WHEN j.deadline_at <= now()
             THEN format('TimeLimitExceeded: the deadline of %s s is over',
                 round(extract(epoch FROM j.deadline_at - j.attempted_at), 1))
+        -- A claim sets it, so somebody took it away who saw the attempt's process dead. Or, after
+        -- its deadline, the attempt itself gave up: that was named above.
+        WHEN j.heartbeat_at IS NULL
+            THEN format('WorkerLostError: worker %s died', coalesce(j.worker, ''))
+        WHEN j.stall_policy = 'stop' AND p_stale_after < 1e8
+            AND {schema}.reported_ago(j.progress_at, j.attempted_at) >= j.stall_after
+            THEN format('TimeLimitExceeded: nothing was reported for %s s',
+                round({schema}.reported_ago(j.progress_at, j.attempted_at)::numeric, 1))
     END
 $$;
 
@@ -69,11 +81,13 @@ BEGIN
 END
 $$;
 
--- The job with its rescues in place counted from its last advance: changed metadata.
+-- The job with its rescues in place counted from its last advance: a changed checkpoint.
 CREATE FUNCTION {schema}.advanced(j {schema}.jobs_hot)
 RETURNS {schema}.jobs_hot LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    mark text := md5(coalesce(j.progress -> 'metadata', '{}')::text);
+    mark text := md5(
+        coalesce(j.progress -> 'metadata', '{}')::text || coalesce(j.committed, '{}')::text
+    );
 BEGIN
     IF j.rescue_mark IS DISTINCT FROM mark THEN
         j.rescue_mark := mark;
@@ -104,6 +118,7 @@ BEGIN
     j.duplicate_at := NULL;
     IF j.state <> 'waiting_external' THEN
         j.callback_id := NULL;
+        j.callback_name := NULL;
         j.callback_timeout_at := NULL;
     END IF;
     IF j.state IN ('completed', 'failed', 'cancelled') THEN
@@ -252,6 +267,8 @@ BEGIN
     END IF;
     IF p_state = 'completed' THEN
         job.progress := NULL;
+        job.committed := NULL;
+        job.callbacks := NULL;
         job.envelope := NULL;
         job.envelope_whole := false;
     END IF;
@@ -268,6 +285,69 @@ BEGIN
     WHERE j.id = p_id AND j.run_lease = p_run_lease AND j.resends = p_resends
         AND j.state IN ('completed', 'failed', 'cancelled');
 END
+$$;
+
+-- Done, refused (the job expects no callback of this id, or no more) or unknown. An attempt that
+-- runs still has it noted, and finds it when it ends to wait for it. A job that waits goes on, or
+-- has failed; either way somebody is to be told, so it is unsent.
+CREATE FUNCTION {schema}.answer_callback(p_callback_id text, p_answer jsonb)
+RETURNS text LANGUAGE plpgsql SET lock_timeout = '500ms' AS $$
+DECLARE
+    job {schema}.jobs_hot;
+    named text := substring(p_callback_id FROM '^([0-9]{1,19})-');
+    known_as text;
+BEGIN
+    IF named::numeric <= 9223372036854775807 THEN
+        known_as := (
+            SELECT h.task_id FROM {schema}.jobs_hot h WHERE h.id = named::bigint
+            UNION ALL
+            SELECT s.task_id FROM {schema}.scheduled_jobs s WHERE s.id = named::bigint
+        );
+    END IF;
+    IF known_as IS NULL THEN
+        RETURN 'unknown';
+    END IF;
+    job := {schema}.take(known_as);
+    IF job.id IS DISTINCT FROM named::bigint THEN
+        RETURN 'unknown';
+    END IF;
+    IF job.callback_id IS DISTINCT FROM p_callback_id
+        OR job.state NOT IN ('running', 'waiting_external') THEN
+        RETURN 'refused';
+    END IF;
+    IF job.state = 'waiting_external' AND p_answer ? 'error' THEN
+        job.state := 'failed';
+        job.errors := {schema}.with_error(job, p_answer ->> 'error');
+        job.finalized_at := now();
+        job.send_after := now();
+    ELSIF job.state = 'waiting_external' THEN
+        job.state := 'available';
+        job.send_after := now();
+    END IF;
+    -- Not put(): the name is to stay, and so does the row.
+    UPDATE {schema}.jobs_hot j SET
+        state = job.state,
+        errors = job.errors,
+        finalized_at = job.finalized_at,
+        send_after = job.send_after,
+        callback_id = NULL,
+        callback_timeout_at = NULL,
+        callbacks = coalesce(job.callbacks, '{}')
+            || jsonb_build_object(job.callback_name, p_answer)
+    WHERE j.id = job.id;
+    RETURN 'done';
+END
+$$;
+
+-- A callback has come, with its payload; or whoever was to call says that he cannot.
+CREATE FUNCTION {schema}.complete_callback(p_callback_id text, p_payload jsonb)
+RETURNS text LANGUAGE sql AS $$
+    SELECT {schema}.answer_callback(p_callback_id, jsonb_build_object('payload', p_payload))
+$$;
+
+CREATE FUNCTION {schema}.fail_callback(p_callback_id text, p_error text)
+RETURNS text LANGUAGE sql AS $$
+    SELECT {schema}.answer_callback(p_callback_id, jsonb_build_object('error', p_error))
 $$;
 
 -- Cancel a job that waits, ask one that runs to stop. Repeated, it answers the same.
@@ -317,6 +397,8 @@ BEGIN
     END IF;
     IF NOT p_keep_progress THEN
         job.progress := NULL;
+        job.committed := NULL;
+        job.callbacks := NULL;
         job.progress_at := NULL;
         job.progress_generation := 0;
     END IF;
@@ -335,8 +417,8 @@ BEGIN
 END
 $$;
 
--- Replace the checkpoint of a job that is to run again; null takes it away. False if it runs or
--- was completed, null if there is no such job.
+-- Replace the checkpoint of a job that is to run again, what was committed too; null takes it away.
+-- False if it runs or was completed, null if there is no such job.
 CREATE FUNCTION {schema}.edit_checkpoint(p_task_id text, p_metadata jsonb)
 RETURNS boolean LANGUAGE plpgsql SET lock_timeout = '500ms' AS $$
 DECLARE
@@ -358,6 +440,7 @@ BEGIN
     END IF;
     job.progress := nullif(job.progress, '{}');
     job.progress_at := now();
+    job.committed := NULL;
     PERFORM {schema}.put(job);
     RETURN true;
 END

@@ -4,7 +4,8 @@
 -- Trap: none.
 SELECT id, task_id, kind, queue, state, attempt, max_attempts, retries, lost_policy, max_rescues,
     rescues, resendable, run_lease, worker, args_repr, kwargs_repr, progress, progress_at,
-    heartbeat_at, duplicate_at, deadline_at, cancel_requested, run_at, send_after, created_at,
-    attempted_at, finalized_at, errors, root_id, parent_id, group_id, group_index
+    committed, heartbeat_at, duplicate_at, deadline_at, stall_after, stalled, cancel_requested,
+    run_at, send_after, callback_id, callback_timeout_at, created_at, attempted_at, finalized_at,
+    errors, root_id, parent_id, group_id, group_index
 FROM {schema}.jobs
 WHERE task_id = %(task_id)s

@@ -4,8 +4,9 @@
 -- Trap: page by id, never by offset: rows move while you read.
 SELECT id, task_id, kind, queue, state, attempt, max_attempts, retries, lost_policy, max_rescues,
     rescues, resendable, run_lease, worker, args_repr, kwargs_repr, progress, progress_at,
-    heartbeat_at, duplicate_at, deadline_at, cancel_requested, run_at, send_after, created_at,
-    attempted_at, finalized_at, errors, root_id, parent_id, group_id, group_index
+    committed, heartbeat_at, duplicate_at, deadline_at, stall_after, stalled, cancel_requested,
+    run_at, send_after, callback_id, callback_timeout_at, created_at, attempted_at, finalized_at,
+    errors, root_id, parent_id, group_id, group_index
 FROM {schema}.jobs
 WHERE (%(state)s::text IS NULL OR state = %(state)s)
     AND (%(kind)s::text IS NULL OR kind = %(kind)s)

@@ -1,4 +1,4 @@
--- Purpose: jobs that are stale, past their deadline or their callback's time.
+-- Purpose: jobs that are stale, stalled, past their deadline or their callback's time.
 -- Parameters: stale_after, duplicate_after (seconds), after_id, limit.
 -- Index: jobs_hot_running, jobs_hot_waiting.
 -- Trap: a look only; rescue.sql takes them, if they are lost still.

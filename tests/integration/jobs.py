@@ -11,6 +11,7 @@ from psycopg.rows import dict_row
 
 from celery_awa.model import (
     Beat,
+    Callback,
     Cancel,
     Claim,
     Envelope,
@@ -24,6 +25,7 @@ from celery_awa.model import (
     Transition,
 )
 from celery_awa.store.canonical import CanonicalStore
+from celery_awa.store.through import checkpoint_through
 from tests.conftest import SCHEMA
 
 Row = dict[str, Any]
@@ -110,7 +112,8 @@ def use_every_verb(store: CanonicalStore) -> None:
     store.end_unclaimed(attempt("replaced", "replaced"), Transition(None))
     store.record_completed([attempt("third", "third"), attempt("again", "other", run_token="2")])
     use_every_verb_of_rescue(store)
-    assert len(store.list_jobs()) == 5
+    use_every_verb_of_callbacks(store)
+    assert len(store.list_jobs()) == 7
     assert store.get_job("task") is not None
 
 
@@ -129,6 +132,21 @@ def use_every_verb_of_rescue(store: CanonicalStore) -> None:
     assert store.resend("requeued", keep_progress=True) is Resend.DONE
     assert store.edit_checkpoint("requeued", '{"last_id": 1}')
     assert store.settle(leases[0], JobState.FAILED, "its message cannot be sent")
+
+
+def use_every_verb_of_callbacks(store: CanonicalStore) -> None:
+    """And what a task writes through a connection of its own."""
+    tokens = {}
+    for task_id in ("completed", "refused"):
+        lease = running(store, task_id)
+        tokens[task_id] = f"{lease.job_id}-secret"
+        assert store.expect_callback(lease, "first", tokens[task_id], "callback")
+        with store._connection.transaction():
+            assert checkpoint_through(store._connection, store._schema, lease, "first", 0, "{}")
+        waits = Transition(JobState.WAITING_EXTERNAL, callback_id=tokens[task_id])
+        store.end(lease, "first", waits)
+    assert store.complete_callback(tokens["completed"], "1") is Callback.DONE
+    assert store.fail_callback(tokens["refused"], "no") is Callback.DONE
 
 
 class Database:

@@ -14,6 +14,7 @@ from typing import Any
 
 from celery_awa.model import (
     Answer,
+    Callback,
     Cancel,
     Claim,
     JobState,
@@ -22,6 +23,7 @@ from celery_awa.model import (
     Rescue,
     Resend,
     Thresholds,
+    Transition,
     UnsentJob,
 )
 
@@ -33,7 +35,9 @@ DUE_AGAIN = 10.0
 RESEND_AFTER = 155.0
 MAX_RESCUES = 3
 FINISHED = (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED)
+#: States in which a job waits for a message; and all of those that an attempt may leave it in.
 WAITS = (JobState.AVAILABLE, JobState.RETRYABLE, JobState.SCHEDULED)
+GOES_ON = (*WAITS, JobState.WAITING_EXTERNAL)
 
 
 class BrokenPromise(AssertionError):
@@ -66,6 +70,8 @@ class Attempt:
     value: int | None = None
     generation: int = 0
     lease: Lease | None = None
+    #: The token of the callback that it knows to be expected.
+    callback: str | None = None
     #: It has begun to end: it reports and claims no more.
     ending: bool = False
     #: Its process has no more business with it, or is dead.
@@ -73,7 +79,7 @@ class Attempt:
 
 
 class Promises:
-    """One task: who has it, what its progress is, and whether it is owed a message."""
+    """One task: who has it, what its checkpoint is, and whether it is owed a message."""
 
     def __init__(self, policy: str) -> None:
         self.policy = policy
@@ -85,6 +91,13 @@ class Promises:
         self.last: Attempt | None = None
         self.progress: int | None = None
         self.generation = 0
+        #: What the task wrote in transactions of its own.
+        self.committed: int | None = None
+        #: The token that counts now, until when the job waits for it, and the answer that came.
+        self.callback: str | None = None
+        self._waits_until: float | None = None
+        self.answer: dict[str, Any] | None = None
+        self.attempts = 0
         self.cancel_asked = False
         #: Since when something is to be published, and not known to be.
         self.due: float | None = None
@@ -94,15 +107,17 @@ class Promises:
         self.resends = 0
         self._whole = False
         self._granted: set[str] = set()
-        #: Whose end the present state is: nobody has touched the job since.
+        #: Whose end the present state is, and as what: nobody has touched the job since, unless it
+        #: went on by the answer to its callback.
         self._ended_by: Attempt | None = None
+        self._ended_as: JobState | None = None
         #: Ended by the word of the result backend; the attempt itself has not been heard of.
         self._settled = False
         self._heard_at = 0.0
         self._forsaken = False
         self._copy_dropped = False
         self._in_place = 0
-        self._mark: int | None = None
+        self._mark: tuple[int | None, int | None] = (None, None)
 
     def copy(self) -> Promises:
         """The same, to go on from in another way."""
@@ -120,6 +135,8 @@ class Promises:
     @property
     def lost(self) -> bool:
         """Whether a rescue takes the job now."""
+        if self.state is JobState.WAITING_EXTERNAL:
+            return self._waits_until is not None and self._waits_until <= self.clock
         silent = self.clock - self._heard_at
         stale = silent >= THRESHOLDS.stale_after or (
             self._copy_dropped and silent >= THRESHOLDS.duplicate_after
@@ -181,6 +198,9 @@ class Promises:
         promise(
             found == self.progress, f"the next attempt reads {self.progress!r} and not {found!r}"
         )
+        found = number_of(claim.committed)
+        promise(found == self.committed, f"committed was {self.committed!r} and not {found!r}")
+        promise(claim.callbacks == self.answers, f"it was answered {self.answers}: {claim}")
         return True
 
     def heard(
@@ -197,32 +217,50 @@ class Promises:
         promise(pulse.cancel_requested == self.cancel_asked, f"cancellation: {pulse}")
         return True
 
+    def expected(self, attempt: Attempt, callback: str, answer: bool) -> bool:
+        mine = attempt is self.owner
+        promise(answer == mine, f"a callback is expected by who has the job: {answer}")
+        if mine:
+            self.callback, self.answer = callback, None
+        return mine
+
+    def has_committed(self, attempt: Attempt, value: int, answer: bool) -> bool:
+        mine = attempt is self.owner
+        promise(answer == mine, f"who has the job commits, and nobody else: {answer}")
+        if mine:
+            self.committed = value
+            self._heard_at, self._forsaken, self._copy_dropped = self.clock, False, False
+        return mine
+
     def ended(
-        self,
-        attempt: Attempt,
-        to: JobState,
-        generation: int,
-        value: int | None,
-        run_in: float | None,
-        answer: Answer,
+        self, attempt: Attempt, transition: Transition, value: int | None, answer: Answer
     ) -> bool:
         """The end of an attempt, whether it had claimed before or not."""
+        to = transition.to
+        assert to is not None
+        generation = transition.snapshot.generation if transition.snapshot else 0
         if self.entitled(attempt):
             self._grant(attempt)
-        if attempt is self.owner and self.cancel_asked and to in WAITS:
+        if attempt is self.owner and self.cancel_asked and to in GOES_ON:
             promise(answer is Answer.GONE, "who would wait after a cancellation is told to leave")
             self._report(generation, value)
             self._leave(JobState.CANCELLED, due=self.clock)
             self._whole = True
+            self.attempts -= transition.uncounted
             return True
         if attempt is self.owner or (attempt is self.last and self._settled and to is self.state):
             promise(answer is Answer.DONE, f"an end is done: {answer}")
             self._report(generation, value)
-            self._leave(to, due=self.clock + DUE_AGAIN if to in WAITS else None)
-            self._ended_by, self._whole = attempt, to is not JobState.COMPLETED
-            self._run_at = self.clock + (run_in or 0.0)
+            if to is JobState.WAITING_EXTERNAL:
+                self._park(transition)
+            else:
+                self._leave(to, due=self.clock + DUE_AGAIN if to in WAITS else None)
+            self._ended_by, self._ended_as = attempt, to
+            self._whole = to is not JobState.COMPLETED
+            self._run_at = self.clock + (transition.run_in or 0.0)
+            self.attempts -= transition.uncounted
             return True
-        repeated = attempt is self._ended_by and to is self.state
+        repeated = attempt is self._ended_by and to is self._ended_as
         expected = Answer.REPEATED if repeated else Answer.GONE
         promise(answer is expected, f"an end was told {answer} instead of {expected}")
         if attempt.token not in self._granted:
@@ -281,6 +319,20 @@ class Promises:
             self._settled = runs
         return answer
 
+    # Whoever answers callbacks.
+
+    def replied(self, callback: str, reply: dict[str, Any], answer: Callback) -> bool:
+        counts = callback == self.callback
+        expected = Callback.DONE if counts else Callback.REFUSED
+        promise(answer is expected, f"a reply was told {answer} instead of {expected}")
+        if not counts:
+            return False
+        self.answer, self.callback = reply, None
+        if self.state is JobState.WAITING_EXTERNAL:
+            self.state = JobState.FAILED if "error" in reply else JobState.AVAILABLE
+            self.due = self.clock
+        return True
+
     # Operators.
 
     def cancelled(self, answer: Cancel) -> bool:
@@ -288,7 +340,7 @@ class Promises:
             expected = Cancel.UNKNOWN
         elif self.state is JobState.RUNNING:
             expected, self.cancel_asked = Cancel.REQUESTED, True
-        elif self.state in WAITS:
+        elif self.state in GOES_ON:
             expected, self.cancel_asked = Cancel.CANCELLED, True
             self._leave(JobState.CANCELLED, due=self.clock)
         else:
@@ -302,12 +354,13 @@ class Promises:
         promise(answer is expected, f"sending again was told {answer} instead of {expected}")
         if answer is not Resend.DONE:
             return False
-        self.progress = self.progress if keep else None
-        self.generation = self.generation if keep else 0
+        if not keep:
+            self.progress = self.committed = self.answer = None
+            self.generation = 0
         self.cancel_asked = False
         self.resends += 1
         self._in_place = 0
-        self._mark = None
+        self._mark = (None, None)
         self._leave(JobState.AVAILABLE, due=self.clock)
         return True
 
@@ -316,7 +369,9 @@ class Promises:
         expected = None if self.state is None else may
         promise(answer is expected, f"an edit was told {answer} instead of {expected}")
         if answer:
-            self.progress = value
+            self.progress, self.committed = value, None
+            if self.state is not self._ended_as:
+                self._ended_by = None  # that it had ended to wait is forgotten
         return bool(answer)
 
     # The row, and what is under way.
@@ -329,6 +384,8 @@ class Promises:
             self._check(row)
             if self.state in WAITS:
                 promise(row["send_after"] is not None or on_its_way, "a waiting job was forgotten")
+            if self.state is JobState.WAITING_EXTERNAL:
+                promise(row["callback_id"] is not None, "it waits for what nobody can answer")
             published = row["sent_at"] is not None
             promise(published == (self.sent is not None), f"published at {row['sent_at']}")
             if self.due is not None:
@@ -341,19 +398,32 @@ class Promises:
             "run_lease": self.leases,
             "progress_generation": self.generation,
             "cancel_requested": self.cancel_asked,
+            "attempt": self.attempts,
+            "callback_id": self.callback,
+            "callbacks": self.answers or None,
         }
         found = {name: row[name] for name in expected}
         promise(found == expected, f"the row says {found} instead of {expected}")
         stored = value_of(row["progress"])
         promise(stored == self.progress, f"stored is {stored} instead of {self.progress}")
+        stored = number_of(row["committed"])
+        promise(stored == self.committed, f"committed is {stored} instead of {self.committed}")
         if self.owner is not None:
             promise(row["attempt_token"] == self.owner.token, "another attempt has the row")
+
+    @property
+    def answers(self) -> dict[str, Any]:
+        """As the next attempt finds them."""
+        return {} if self.answer is None else {"callback": self.answer}
 
     def _grant(self, attempt: Attempt) -> None:
         if self.state is None or attempt.message.run != self.run:
             self.run, self.progress, self.cancel_asked = attempt.message.run, None, False
-            self._in_place = 0
-            self._mark = None
+            self.committed = self.answer = None
+            self.attempts = self._in_place = 0
+            self._mark = (None, None)
+        self.attempts = max(self.attempts, attempt.message.retries) + 1
+        self.callback = None
         self.leases += 1
         self.last, self.state = attempt, JobState.RUNNING
         self._granted.add(attempt.token)
@@ -378,13 +448,25 @@ class Promises:
     def _leave(self, to: JobState, due: float | None) -> None:
         """The job runs no more, or waits no more."""
         self.state, self.due, self.sent, self._run_at = to, due, None, self.clock
-        self._ended_by, self._settled = None, False
+        self._ended_by, self._settled, self.callback = None, False, None
         if to is JobState.COMPLETED:
-            self.progress, self._whole = None, False
+            self.progress = self.committed = self.answer = None
+            self._whole = False
+
+    def _park(self, transition: Transition) -> None:
+        """It waits for the callback, unless that was answered, or superseded."""
+        callback, timeout = self.callback, transition.callback_timeout
+        if transition.callback_id == callback:
+            self._leave(JobState.WAITING_EXTERNAL, due=None)
+            self.callback = callback
+            self._waits_until = None if timeout is None else self.clock + timeout
+        else:
+            failed = self.answer is not None and "error" in self.answer
+            self._leave(JobState.FAILED if failed else JobState.AVAILABLE, due=self.clock)
 
     def _rescue(self) -> Rescue:
-        if self._mark != self.progress:
-            self._mark, self._in_place = self.progress, 0
+        if self._mark != (self.progress, self.committed):
+            self._mark, self._in_place = (self.progress, self.committed), 0
         if self.cancel_asked:
             made, to = Rescue.CANCELLED, JobState.CANCELLED
         elif self.policy == "requeue" and self._whole and self._in_place < MAX_RESCUES:
@@ -405,4 +487,9 @@ class Promises:
 
 def value_of(progress: Any) -> int | None:
     """The number that stands in a progress object of this test."""
-    return None if progress is None else progress["metadata"]["n"]
+    return None if progress is None else number_of(progress["metadata"])
+
+
+def number_of(values: Any) -> int | None:
+    """The number that stands in what this test keeps."""
+    return None if values is None else values["n"]

@@ -1,6 +1,7 @@
 """A machine that does to one task whatever can be done, over a real store, and checks each step.
 
-Two workers, a rescuer, operators and a broker that delivers copies. A call may be carried out and
+Two workers, a rescuer, operators, somebody who answers callbacks, and a broker that delivers
+copies. A call may be carried out and
 answered; carried out, and its answer be lost; arrive late; be repeated; and overlap another that
 is not committed yet.
 """
@@ -25,6 +26,7 @@ from celery_awa.errors import RowLocked
 from celery_awa.model import (
     Answer,
     Beat,
+    Callback,
     Claim,
     Ended,
     Envelope,
@@ -36,6 +38,7 @@ from celery_awa.model import (
     UnsentJob,
 )
 from celery_awa.store.canonical import CanonicalStore, open_store
+from celery_awa.store.through import checkpoint_through
 
 from .promises import (
     FINISHED,
@@ -56,20 +59,31 @@ T = TypeVar("T")
 TASK = "task"
 ENDS = (*FINISHED, *WAITS)
 SEED = st.integers(0, 2**32 - 1)
-WORK = ("deliver", "report", "report", "report", "retry", "end", "kill")
+WORK = (*["report"] * 3, *["wait"] * 3, "deliver", "commit", "retry", "end", "kill")
+#: Ends that take back the 1 which the claim added.
+UNCOUNTED = (JobState.AVAILABLE, JobState.SCHEDULED, JobState.WAITING_EXTERNAL)
 #: How often which.
 STEPS = {
     "_work": 10,
     "_rescue_pass": 1,
     "_publish_pass": 1,
     "_operate": 1,
+    "_reply_to_callback": 2,
     "_apply_again": 1,
     "_lose_message": 1,
     "_two_at_once": 3,
     "_repeat": 4,
     "_wait": 1,
 }
-_TIMES = ("heartbeat_at", "duplicate_at", "attempted_at", "send_after", "sent_at", "run_at")
+_TIMES = (
+    "heartbeat_at",
+    "duplicate_at",
+    "attempted_at",
+    "send_after",
+    "sent_at",
+    "run_at",
+    "callback_timeout_at",
+)
 
 
 @dataclass
@@ -168,6 +182,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.open: list[Call] = []
         #: Leases that the rescuer has seen.
         self.seen: list[Lease] = []
+        #: Tokens of callbacks that were handed out.
+        self.tokens: list[str] = []
         self.count = 0
         self._deliver()
 
@@ -189,9 +205,26 @@ class StoreMachine(RuleBasedStateMachine):
             self._report(self.chance.choice(working))
         elif what == "kill":
             self._kill(self.chance.choice(working))
+        elif what in ("wait", "commit"):
+            self._use_lease([one for one in working if one.lease], what)
         else:
             to = JobState.RETRYABLE if what == "retry" else self.chance.choice(ENDS)
             self._carry_out(self._end(self.chance.choice(working), to), self._how())
+
+    def _use_lease(self, working: list[Attempt], what: str) -> None:
+        """Commit, or go on with a wait: expect a callback, which may come early, and leave."""
+        if not working:
+            return
+        attempt = next((one for one in working if one.callback), self.chance.choice(working))
+        if what == "commit":
+            call = self._commit(attempt)
+        elif attempt.callback is None:
+            call = self._expect(attempt)
+        elif self.chance.random() < 0.3:
+            call = self._reply(attempt.callback)
+        else:
+            call = self._end(attempt, JobState.WAITING_EXTERNAL)
+        self._carry_out(call, self._how())
 
     def _rescue_pass(self) -> None:
         """At once, or when nobody was heard of for long."""
@@ -210,6 +243,11 @@ class StoreMachine(RuleBasedStateMachine):
         """An operator asks for something, or the result backend knows of the end."""
         choices = self._operations() + self._settlements()
         self._carry_out(self.chance.choice(choices)(), self._how())
+
+    def _reply_to_callback(self) -> None:
+        """By the newest token, or by one of long ago."""
+        if self.tokens:
+            self._carry_out(self._reply(self.chance.choice([*self.tokens, self.tokens[-1]])))
 
     def _apply_again(self) -> None:
         """With the same id."""
@@ -288,6 +326,8 @@ class StoreMachine(RuleBasedStateMachine):
         return [
             *(_later(self._beat if one.lease else self._claim, one) for one in working),
             *(_later(self._forsake, one.lease) for one in working if one.lease),
+            *(_later(self._commit, one) for one in working if one.lease),
+            *(_later(self._expect, one) for one in working if one.lease),
             *self._moves(),
             self._hand_out,
         ]
@@ -296,7 +336,10 @@ class StoreMachine(RuleBasedStateMachine):
         """What moves the row or takes it away, by whomever."""
         working = self._working()
         ends = [_later(self._end, one, to) for one in working for to in ENDS]
-        return [*ends, self._rescue, *self._operations(), *self._settlements()]
+        waits = JobState.WAITING_EXTERNAL
+        ends += [_later(self._end, one, waits) for one in working if one.callback]
+        replies = [_later(self._reply, token) for token in self.tokens[-1:]]
+        return [*ends, *replies, self._rescue, *self._operations(), *self._settlements()]
 
     def _operations(self) -> list[Callable[[], Call]]:
         again = [_later(self._send_again, keep) for keep in (True, False)]
@@ -349,14 +392,17 @@ class StoreMachine(RuleBasedStateMachine):
         attempt.ending = True
         retried = Message(message.run, message.retries + (to is JobState.RETRYABLE))
         published: list[Message] = []
-        run_in = self.chance.choice([None, STEP]) if to in WAITS else None
+        waits = to is JobState.WAITING_EXTERNAL
         transition = Transition(
             to,
             _snapshot(generation, value) if generation else None,
             error="boom" if to is JobState.FAILED else None,
-            run_in=run_in,
+            run_in=self.chance.choice([None, STEP]) if to in WAITS else None,
             unsent=to in WAITS,
+            uncounted=to in UNCOUNTED,
             envelope=_envelope(retried),
+            callback_id=attempt.callback if waits else None,
+            callback_timeout=self.chance.choice([None, STEP]) if waits else None,
         )
         if to is JobState.AVAILABLE:
             self.broker.append(message)  # may be running again before the row says so
@@ -382,11 +428,62 @@ class StoreMachine(RuleBasedStateMachine):
         return Call(
             f"end of {attempt.token} as {to}",
             carry_out,
-            lambda ended, alone: self.promises.ended(
-                attempt, to, generation, value, run_in, ended.answer
-            ),
+            lambda ended, alone: self.promises.ended(attempt, transition, value, ended.answer),
             answered,
             lambda: publish(lease),
+        )
+
+    def _expect(self, attempt: Attempt) -> Call:
+        lease = attempt.lease
+        assert lease is not None
+        token = f"{lease.job_id}-{self._next()}"
+
+        def answered(expected: bool) -> None:
+            attempt.over |= not expected
+            if expected:
+                attempt.callback = token
+                self.tokens.append(token)
+
+        return Call(
+            f"expect {token} by {attempt.token}",
+            lambda store: store.expect_callback(lease, attempt.token, token, "callback"),
+            lambda answer, alone: self.promises.expected(attempt, token, answer),
+            answered,
+        )
+
+    def _reply(self, token: str) -> Call:
+        value, fails = self._next(), self.chance.random() < 0.3
+        reply: dict[str, Any] = {"error": "no"} if fails else {"payload": value}
+
+        def carry_out(store: CanonicalStore) -> Callback:
+            if fails:
+                return store.fail_callback(token, "no")
+            return store.complete_callback(token, f"{value}")
+
+        return Call(
+            f"reply to {token}: {reply}",
+            carry_out,
+            lambda answer, alone: self.promises.replied(token, reply, answer),
+        )
+
+    def _commit(self, attempt: Attempt) -> Call:
+        lease, value = attempt.lease, self._next()
+        assert lease is not None
+
+        def carry_out(store: CanonicalStore) -> bool:
+            theirs, schema = store._connection, self.server.schema
+            with theirs.transaction():
+                text = f'{{"n": {value}}}'
+                return checkpoint_through(theirs, schema, lease, attempt.token, 0, text)
+
+        def answered(committed: bool) -> None:
+            attempt.over |= not committed
+
+        return Call(
+            f"commit {value} by {attempt.token}",
+            carry_out,
+            lambda answer, alone: self.promises.has_committed(attempt, value, answer),
+            answered,
         )
 
     def _note_sent(self, lease: Lease, resends: int, *, told: bool = False) -> Call:

@@ -19,13 +19,18 @@ from celery_awa import (
     Resend,
     StoreUnavailable,
 )
-from celery_awa.model import JobState, Transition
+from celery_awa.model import Callback, JobState, Transition
 from celery_awa.store.canonical import CanonicalStore
 
 from .jobs import WHOLE, Database, retried_job, running, stored
 
 pytest_plugins = ["tests.integration.stores"]
 
+#: Answers to callbacks, by a token.
+ANSWERS: list[Callable[[Client, Any], object]] = [
+    lambda client, token: client.complete_callback(token, {"paid": 7}),
+    lambda client, token: client.fail_callback(token, "refused by the bank"),
+]
 VERBS: list[Callable[[Client, Any], object]] = [
     lambda client, task_id: client.request_cancel(task_id),
     lambda client, task_id: client.retry(task_id),
@@ -175,6 +180,155 @@ def test_a_row_that_stays_locked_and_one_that_the_database_refuses_are_told(
     )
     with Client(own_database.url) as of_own, pytest.raises(StoreUnavailable, match="not this one"):
         ask(of_own, "task")
+
+
+def waiting(store: CanonicalStore) -> str:
+    """A job that waits for a callback; its token."""
+    lease = running(store)
+    token = f"{lease.job_id}-secret"
+    store.expect_callback(lease, "first", token, "callback")
+    store.end(lease, "first", Transition(JobState.WAITING_EXTERNAL, callback_id=token))
+    return token
+
+
+def payload_of(database: Database) -> object:
+    return database.row()["callbacks"]["callback"]["payload"]
+
+
+@pytest.mark.parametrize(
+    ("payload", "stored"),
+    [
+        (None, None),
+        (7, 7),
+        ("ü", "ü"),
+        ([1, (2, 3)], [1, [2, 3]]),
+        ({"day": date(2020, 2, 3)}, {"day": "2020-02-03"}),
+        (date(2020, 2, 3), "2020-02-03"),
+        (1e300, 1e300),
+    ],
+)
+def test_a_callback_is_completed_with_any_value_that_a_task_may_report(
+    client: Client, store: CanonicalStore, database: Database, payload: Any, stored: object
+) -> None:
+    token = waiting(store)
+
+    assert client.complete_callback(token, payload) is Callback.DONE
+
+    assert payload_of(database) == stored
+    job = client.get_job("task")
+    assert job is not None
+    assert job.state is JobState.AVAILABLE
+    assert client.complete_callback(token, payload) is Callback.REFUSED
+    assert client.fail_callback(token, "no") is Callback.REFUSED
+
+
+def test_a_callback_may_be_completed_without_a_payload(
+    client: Client, store: CanonicalStore, database: Database
+) -> None:
+    assert client.complete_callback(waiting(store)) is Callback.DONE
+    assert payload_of(database) is None
+
+
+@pytest.mark.parametrize(
+    ("payload", "path"),
+    [
+        (float("nan"), "payload: a number"),
+        ({1}, "payload: type set"),
+        ("nul \0", "payload: a NUL"),
+        ("surrogate \ud800", "payload: a lone"),
+        ({"a": [1, {2}]}, r"payload\['a'\]\[1\]: type set"),
+        ({1: "a"}, r"payload\[1\]: keys must"),
+        (2**64, "payload: an integer"),
+    ],
+)
+def test_a_payload_that_no_task_may_report_is_refused_and_changes_nothing(
+    client: Client, store: CanonicalStore, database: Database, payload: Any, path: str
+) -> None:
+    token = waiting(store)
+    before = database.row()
+
+    with pytest.raises(InvalidProgress, match=f"^{path}"):
+        client.complete_callback(token, payload)
+    assert database.row() == before
+
+
+def test_a_payload_may_be_as_large_as_a_task_may_report(
+    client: Client, store: CanonicalStore, database: Database
+) -> None:
+    token = waiting(store)
+    app = Celery(set_as_current=False)
+    app.conf.awa_database_url, app.conf.awa_max_progress_bytes = database.url, 300
+
+    with Client(app) as of_app, pytest.raises(ProgressTooLarge) as too_large:
+        of_app.complete_callback(token, "x" * 299)
+    assert (too_large.value.size, too_large.value.limit) == (301, 300)
+    for payload in ("x" * 65_535, ["x"] * 1_000_000):
+        with pytest.raises(ProgressTooLarge):
+            client.complete_callback(token, payload)
+    assert client.complete_callback(token, "x" * 65_534) is Callback.DONE
+
+
+def test_a_failed_callback_fails_its_job_with_the_error_cut(
+    client: Client, store: CanonicalStore
+) -> None:
+    token = waiting(store)
+
+    assert client.fail_callback(token, "no\0 " + "ü" * 4_096) is Callback.DONE
+
+    job = client.get_job("task")
+    assert job is not None
+    assert job.state is JobState.FAILED
+    assert [one.error for one in job.errors] == ["no " + "ü" * 2_046]
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "match"),
+    [
+        (None, TypeError, "error must be a text, not NoneType"),
+        (ValueError("no"), TypeError, "error must be a text, not ValueError"),
+        ("", ValueError, "error is empty"),
+        (" \0\n", ValueError, "error is empty"),
+    ],
+)
+def test_an_error_that_says_nothing_is_a_wrong_call(
+    client: Client,
+    store: CanonicalStore,
+    database: Database,
+    error: Any,
+    raised: type[Exception],
+    match: str,
+) -> None:
+    token = waiting(store)
+    before = database.row()
+
+    with pytest.raises(raised, match=match):
+        client.fail_callback(token, error)
+    assert database.row() == before
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_what_can_be_no_token_is_unknown_or_a_wrong_call(
+    client: Client, answer: Callable[[Client, Any], object]
+) -> None:
+    for token in ("", "no such", "7-nul \0", "7-\ud800", "9" * 10_000, "7-secret"):
+        assert answer(client, token) is Callback.UNKNOWN
+    for token in (None, 7, b"7-secret"):
+        with pytest.raises(TypeError, match="token must be a text, not "):
+            answer(client, token)
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_an_answer_whose_row_stays_locked_can_be_given_again(
+    client: Client,
+    store: CanonicalStore,
+    database: Database,
+    answer: Callable[[Client, Any], object],
+) -> None:
+    token = waiting(store)
+    with database.locked(), pytest.raises(StoreUnavailable, match="keeps the row locked"):
+        answer(client, token)
+
+    assert answer(client, token) is Callback.DONE
 
 
 def test_a_connection_that_died_while_it_was_not_used_is_replaced(

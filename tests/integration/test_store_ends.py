@@ -184,7 +184,7 @@ BRIEF = {"percent": 40, "message": "x"}
         (BRIEF | {"metadata": [1]}, {"percent": 1}, {"percent": 1}),
     ],
 )
-@pytest.mark.parametrize("way", ["no claim", "answer lost", "answer heeded too late"])
+@pytest.mark.parametrize("way", ["no claim", "answer lost"])
 def test_an_attempt_that_has_not_read_what_was_kept_does_not_wipe_it_out(
     store: CanonicalStore,
     database: Database,
@@ -200,12 +200,8 @@ def test_an_attempt_that_has_not_read_what_was_kept_does_not_wipe_it_out(
     transition = Transition(JobState.FAILED, Snapshot(3, json.dumps(reported)))
 
     if way != "no claim":
-        claim, lease = claimed(store, second)
-        assert claim.progress == kept
-    if way == "answer heeded too late":
-        store.end(lease, "second", transition)
-    else:
-        store.end_unclaimed(second, transition)
+        assert claimed(store, second)[0].progress == kept
+    store.end_unclaimed(second, transition)
 
     assert database.row()["progress"] == left
 
@@ -241,6 +237,21 @@ def test_an_attempt_that_has_written_before_leaves_exactly_its_last_snapshot(
     store.end(lease, "first", Transition(JobState.FAILED, Snapshot(2, '{"metadata": {"b": 1}}')))
 
     assert database.row()["progress"] == {"metadata": {"b": 1}}
+
+
+@pytest.mark.parametrize(
+    "left", [{}, {"percent": 1}, {"metadata": {"a": 1}}], ids=["nothing", "percent", "metadata"]
+)
+def test_an_attempt_that_knows_its_lease_may_have_discarded_what_was_kept(
+    store: CanonicalStore, database: Database, left: dict[str, Any]
+) -> None:
+    first = running(store)
+    store.end(first, "first", Transition(JobState.RETRYABLE, Snapshot(1, json.dumps(KEPT))))
+    _, lease = claimed(store, attempt("second", retries=1))
+
+    store.end(lease, "second", Transition(JobState.FAILED, Snapshot(1, json.dumps(left))))
+
+    assert database.row()["progress"] == left
 
 
 def test_a_fresh_run_that_ends_without_claim_has_only_what_it_reported(

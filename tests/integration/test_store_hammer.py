@@ -26,7 +26,8 @@ pytestmark = pytest.mark.timeout(60 + 4 * SECONDS)
 MOVE_BY_ONE_STATEMENT = """
 CREATE OR REPLACE FUNCTION {schema}.claim(p_attempt jsonb, p_envelope bytea)
 RETURNS TABLE (
-    verdict text, id bigint, run_lease bigint, attempt integer, progress jsonb, run_token text
+    verdict text, id bigint, run_lease bigint, attempt integer, progress jsonb, run_token text,
+    committed jsonb, callbacks jsonb
 ) LANGUAGE sql AS $$
     WITH a AS (
         SELECT * FROM jsonb_populate_record(NULL::{schema}.new_attempt, p_attempt)
@@ -48,7 +49,8 @@ RETURNS TABLE (
         attempt = CASE WHEN j.run_token = excluded.run_token THEN j.attempt ELSE 0 END + 1,
         progress = CASE WHEN j.run_token = excluded.run_token THEN j.progress END,
         progress_generation = 0
-    RETURNING 'yours', j.id, j.run_lease, j.attempt, j.progress, j.run_token
+    RETURNING 'yours', j.id, j.run_lease, j.attempt, j.progress, j.run_token, j.committed,
+        j.callbacks
 $$
 """
 

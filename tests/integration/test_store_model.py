@@ -175,6 +175,36 @@ FAULTS = {
         [("cancelled := job.cancel_requested", "cancelled := false")],
         "after a cancellation is told to leave",
     ),
+    "any token answers the callback that is expected": Fault(
+        "answer_callback",
+        [("job.callback_id IS DISTINCT FROM p_callback_id", "job.callback_id IS NULL")],
+        "a reply was told",
+    ),
+    "an answer that came early is waited for": Fault(
+        "end_attempt",
+        [
+            (
+                "answered := waits AND t.callback_id IS DISTINCT FROM job.callback_id",
+                "answered := false",
+            )
+        ],
+        "waits for what nobody can answer|the row says",
+    ),
+    "an end to wait is forgotten when its answer comes": Fault(
+        "ended_before",
+        [("CASE WHEN j.callback_name IS NULL THEN", "CASE WHEN true THEN")],
+        "told Answer.GONE instead of Answer.REPEATED",
+    ),
+    "what is committed is not guarded by the lease": Fault(
+        "checkpoint_in",
+        [("AND j.run_lease = p_run_lease AND j.attempt_token = p_token", "")],
+        "who has the job commits",
+    ),
+    "a new run finds what the last one committed": Fault(
+        "claim",
+        [("CASE decision WHEN 'fresh' THEN NULL ELSE j.committed END", "j.committed")],
+        "committed was",
+    ),
 }
 
 

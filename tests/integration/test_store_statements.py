@@ -14,6 +14,7 @@ import celery_awa.store
 from celery_awa.model import Beat, JobState, Lease, Snapshot, Thresholds, Transition
 from celery_awa.store import sql_files
 from celery_awa.store.canonical import CanonicalStore
+from celery_awa.store.through import checkpoint_through
 from tests.conftest import SCHEMA
 from tests.waiting import eventually
 
@@ -90,6 +91,10 @@ def large(jobs_database: Database) -> Iterator[Database]:
             f"SELECT '{state} ' || n, 'kind', '{state}', 'run', {', '.join(values.values())} "
             f"FROM generate_series(1, {number}) n"
         )
+    jobs_database.execute(
+        "UPDATE {schema}.jobs_hot SET callback_id = id || '-secret', callback_name = 'callback' "
+        "WHERE state = 'waiting_external'"
+    )
     jobs_database.execute("ANALYZE {schema}.jobs_hot, {schema}.scheduled_jobs")
     yield jobs_database
     jobs_database.empty()
@@ -104,6 +109,13 @@ USES: dict[str, list[Use]] = {
         lambda store, leases, n: store.claim(attempt(f"{n}", f"retryable {n + 1}", retries=1)),
         lambda store, leases, n: store.claim(attempt(f"{n}", f"retryable {n + 100}")),
         lambda store, leases, n: store.claim(attempt(f"{n}", f"new {n}")),
+    ],
+    "checkpoint_in": [lambda store, leases, n: _commit(store, leases[n])],
+    "complete_callback": [
+        lambda store, leases, n: store.complete_callback(f"{_parked(store, n + 1)}-secret", "1"),
+        lambda store, leases, n: store.complete_callback(f"{_parked(store, n + 1)}-other", "1"),
+        lambda store, leases, n: store.complete_callback(f"{_waiting(store, n)}-secret", "1"),
+        lambda store, leases, n: store.complete_callback("0-secret", "1"),
     ],
     "edit_checkpoint": [
         lambda store, leases, n: store.edit_checkpoint(f"retryable {n + 300}", "{}"),
@@ -140,6 +152,13 @@ USES: dict[str, list[Use]] = {
         lambda store, leases, n: store.heartbeat_with_progress(
             _beats(leases[:100]), skip_locked=True
         ),
+    ],
+    "expect_callback": [
+        lambda store, leases, n: store.expect_callback(leases[n], "token", "1-secret", "name")
+    ],
+    "fail_callback": [
+        lambda store, leases, n: store.fail_callback(f"{_parked(store, n + 50)}-secret", "no"),
+        lambda store, leases, n: store.fail_callback(f"{_waiting(store, n)}-secret", "no"),
     ],
     "held": [lambda store, leases, n: store.held(leases[:100])],
     "knows": [lambda store, leases, n: store.knows("unknown")],
@@ -189,6 +208,17 @@ def _waiting(store: CanonicalStore, number: int) -> int:
     job = store.get_job(f"retryable {number + 600}")
     assert job is not None
     return job.id
+
+
+def _parked(store: CanonicalStore, number: int) -> int:
+    job = store.get_job(f"waiting_external {number}")
+    assert job is not None
+    return job.id
+
+
+def _commit(store: CanonicalStore, lease: Lease) -> None:
+    with store._connection.transaction():
+        checkpoint_through(store._connection, SCHEMA, lease, "token", 0, "{}")
 
 
 def _beats(leases: list[Lease]) -> list[Beat]:

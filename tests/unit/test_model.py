@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from celery import states
 
-from celery_awa.model import Envelope, Job, JobState, Transition
+from celery_awa.model import Envelope, Job, JobState, StopReason, Transition
 
 FINISHED = {JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED}
 
 
-def job(progress: dict[str, Any] | None) -> Job:
-    """A job with this progress."""
+def job(progress: Any, committed: Any = None) -> Job:
+    """A job with this progress, and with what was committed."""
     now = datetime.now(timezone.utc)
     unset = dict.fromkeys(
         [
@@ -25,8 +25,11 @@ def job(progress: dict[str, Any] | None) -> Job:
             "heartbeat_at",
             "duplicate_at",
             "deadline_at",
+            "stall_after",
             "run_at",
             "send_after",
+            "callback_id",
+            "callback_timeout_at",
             "attempted_at",
             "finalized_at",
             "root_id",
@@ -51,6 +54,8 @@ def job(progress: dict[str, Any] | None) -> Job:
         args_repr="",
         kwargs_repr="",
         progress=progress,
+        committed=committed,
+        stalled=False,
         created_at=now,
         errors=(),
         **unset,
@@ -76,6 +81,68 @@ def test_a_job_without_progress_has_an_empty_checkpoint(progress: dict[str, Any]
     shown = job(progress)
 
     assert (shown.percent, shown.message, shown.metadata) == (None, None, {})
+
+
+@pytest.mark.parametrize(
+    ("reported", "committed", "found"),
+    [
+        ({"a": 1, "b": {"x": 1}}, {"b": {"y": 2}, "c": 3}, {"a": 1, "b": {"y": 2}, "c": 3}),
+        ({}, {"a": 1}, {"a": 1}),
+        (None, {"a": 1}, {"a": 1}),
+        ({"a": 1}, {}, {"a": 1}),
+        ({"a": 1}, None, {"a": 1}),
+        ({"a": 1}, [7], {"a": 1}),
+        (
+            {"a": 1, "awa_version": 2},
+            {"b": 2, "awa_version": 2},
+            {"a": 1, "b": 2, "awa_version": 2},
+        ),
+        ({"a": 1, "awa_version": 2}, {"a": 2}, {"a": 1, "awa_version": 2}),
+        ({"a": 1}, {"b": 2, "awa_version": 1}, {"a": 1, "b": 2, "awa_version": 1}),
+        ({"a": 1, "awa_version": "?"}, {"a": 2}, {"a": 2, "awa_version": "?"}),
+    ],
+)
+def test_what_was_committed_goes_before_what_was_reported_unless_older_code_wrote_it(
+    reported: Any, committed: Any, found: dict[str, Any]
+) -> None:
+    assert job({"metadata": reported}, committed).metadata == found
+
+
+@pytest.mark.parametrize(
+    ("progress", "rate", "time_left"),
+    [
+        ({"current": 10, "total": 60, "rate": 2.5}, 2.5, 20.0),
+        ({"current": 60, "total": 60, "rate": 2}, 2, 0.0),
+        ({"current": 70, "total": 60, "rate": 2}, 2, 0.0),
+        ({"current": 10, "total": None, "rate": 2}, 2, None),
+        ({"current": 10, "rate": 2}, 2, None),
+        ({"total": 60, "rate": 2}, 2, None),
+        ({"current": 10, "total": 60, "rate": 0}, 0, None),
+        ({"current": 10, "total": 60, "rate": -1}, -1, None),
+        ({"current": 10, "total": 60}, None, None),
+        ({"current": "10", "total": 60, "rate": 2}, 2, None),
+        ({"current": 10, "total": 60, "rate": True}, None, None),
+        ({"current": 10, "total": 60, "rate": "fast"}, None, None),
+        ([7], None, None),
+        (None, None, None),
+    ],
+)
+def test_the_time_that_is_left_follows_from_the_rate(
+    progress: Any, rate: float | None, time_left: float | None
+) -> None:
+    shown = job(progress)
+
+    assert (shown.rate, shown.time_left) == (rate, time_left)
+
+
+def test_reasons_to_stop_are_in_the_order_of_their_weight() -> None:
+    assert [str(reason) for reason in StopReason] == [
+        "lease_lost",
+        "cancel",
+        "deadline",
+        "worker_stopping",
+        "max_runtime",
+    ]
 
 
 def test_an_envelope_is_not_shown_where_a_transition_is() -> None:

@@ -11,6 +11,7 @@ import pytest
 from celery_awa.model import JobState, StopReason, Transition
 from celery_awa.runtime import attempt as attempt_module
 from celery_awa.runtime.attempt import Attempt
+from celery_awa.runtime.desk import Terms
 from celery_awa.runtime.slate import Slate
 from celery_awa.runtime.task_process import TaskProcess
 from celery_awa.runtime.worker_pages import WorkerPages
@@ -50,11 +51,13 @@ def test_of_several_reasons_the_first_in_their_order_is_told(
 ) -> None:
     clock = Clock(monkeypatch, attempt_module)
     desk = Asked()
-    one = attempt(desk=desk, may_run=60.0)
+    one = attempt(desk=desk, terms=Terms(deadline=60.0, max_runtime=30.0))
     told: list[StopReason | None] = [one.stop_reason]
+    clock.pass_by(30.0)
+    told.append(one.stop_reason)
     desk.stopping = True
     told.append(one.stop_reason)
-    clock.pass_by(60.0)
+    clock.pass_by(30.0)
     told.append(one.stop_reason)
     one.answer(acknowledged=0, confirmed_at=1.0, cancel=True)
     told.append(one.stop_reason)

@@ -1,12 +1,13 @@
-"""Keeps the demo's worker and its folder, for as long as the process lives that started it.
+"""Keeps an example's worker and its folder, for as long as the process lives that started it.
 
-A line on its standard input asks for a new worker in place of one that was killed.
+Its arguments are the module of the app and what the folder's name begins with. A line on its
+standard input asks for a new worker in place of one that was killed or stopped.
 
 A process of its own, in a session of its own: Ctrl-C in a terminal goes to every process of the
-foreground, and a worker that gets it works on until its task is done; and a demo that was killed
+foreground, and a worker that gets it works on until its task is done; and an example that was killed
 clears nothing away. So this one waits for the end of its standard input, which comes in whichever
-way the demo ends, kills the worker with its pool and removes the folder. Nothing of value is
-lost: database and messages are the demo's own.
+way the example ends, kills the worker with its pool and removes the folder. Nothing of value is
+lost: database and messages are the example's own.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 
 EXAMPLES = Path(__file__).parents[1]
 #: Tells the app the folder that holds its messages.
-FOLDER_VARIABLE = "INDEX_FILES_FOLDER"
+FOLDER_VARIABLE = "EXAMPLE_FOLDER"
 #: The worker's log, in the folder.
 LOG = "worker.log"
 #: Seconds between two looks at the worker, which is the keeper's child and to be reaped.
@@ -35,13 +36,14 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # Not SIG_IGN, which the worker would inherit.
         signal.signal(number, lambda *_: None)
-    folder = Path(tempfile.mkdtemp(prefix="index-files-"))
+    app, name = sys.argv[1:]
+    folder = Path(tempfile.mkdtemp(prefix=f"{name}-"))
     try:
         for name in ("waiting", "taken", "control"):
             (folder / name).mkdir()
         wanted = True
         while wanted:
-            worker = _start(folder)
+            worker = _start(app, folder)
             try:
                 print(json.dumps({"folder": str(folder), "pid": worker.pid}), flush=True)
                 wanted = _another_is_wanted(worker)
@@ -58,11 +60,11 @@ def _another_is_wanted(worker: subprocess.Popen[bytes]) -> bool:
     return bool(sys.stdin.readline())
 
 
-def _start(folder: Path) -> subprocess.Popen[bytes]:
+def _start(app: str, folder: Path) -> subprocess.Popen[bytes]:
     with (folder / LOG).open("ab") as log:
         return subprocess.Popen(
             [
-                *(sys.executable, "-m", "celery", "-A", "file_index.app", "worker"),
+                *(sys.executable, "-m", "celery", "-A", app, "worker"),
                 *("--pool", "prefork", "--concurrency", "2", "--loglevel", "INFO"),
                 # There is no other worker to talk to.
                 *("--without-mingle", "--without-gossip"),

@@ -1,4 +1,4 @@
-"""The demo's side of its worker: start it, look after it, end it."""
+"""An example's side of its worker: start it, look after it, end it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ from . import keeper
 
 #: Seconds that the end of the worker and the removal of its folder may take.
 _GONE_WITHIN = 15.0
+#: Seconds between two looks.
+_LOOK = 0.05
 
 
 class Worker:
@@ -26,13 +29,23 @@ class Worker:
 
     def replace(self) -> int:
         """Kill it with SIGKILL, its children with it, and start another; the killed one's id."""
-        assert self._keeper.stdin is not None
         killed = self.pid
         os.kill(killed, signal.SIGKILL)
+        self._start_another()
+        return killed
+
+    def restart(self) -> None:
+        """Stop it as a deploy does, wait until it has ended, and start another."""
+        os.kill(self.pid, signal.SIGTERM)
+        while self.running():
+            time.sleep(_LOOK)
+        self._start_another()
+
+    def _start_another(self) -> None:
+        assert self._keeper.stdin is not None
         self._keeper.stdin.write(b"another\n")
         self._keeper.stdin.flush()
         self.folder, self.pid = self._told()
-        return killed
 
     def _told(self) -> tuple[str, int]:
         assert self._keeper.stdout is not None
@@ -53,17 +66,22 @@ class Worker:
 
 
 @contextmanager
-def started_worker() -> Iterator[Worker]:
-    """A worker within the ``with``, and nothing of it afterwards; see keeper.py."""
+def started_worker(app: str, name: str) -> Iterator[Worker]:
+    """A worker of the app in this module, and nothing of it afterwards; see keeper.py.
+
+    This process sends its messages to that worker's folder, whose name begins with this one.
+    """
     process = subprocess.Popen(
-        [sys.executable, "-I", keeper.__file__],
+        [sys.executable, "-I", keeper.__file__, app, name],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
     )
     assert process.stdin is not None
     try:
-        yield Worker(process)
+        worker = Worker(process)
+        os.environ[keeper.FOLDER_VARIABLE] = worker.folder
+        yield worker
     finally:
         process.stdin.close()
         process.wait(_GONE_WITHIN)
