@@ -78,7 +78,8 @@ def play(worker: Worker) -> Iterator[str]:
         print("the worker is restarted, as by a deploy")
         worker.restart()
         job = example.wait_for_end(client, sent.id)
-    if (job.state, job.run_lease) != ("completed", 2):
+    # A worker that is stopping may get it back once or twice until it takes no more.
+    if job.state != "completed" or job.run_lease < 2:
         yield f"the job is {job.state} after {job.run_lease} executions: {job.errors}"
     # Neither a failure nor a retry nor a rescue.
     if (job.attempt, job.retries, job.rescues, job.errors) != (1, 0, 0, ()):

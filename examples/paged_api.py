@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, ClassVar
 from urllib.request import urlopen
 
 import psycopg
@@ -55,7 +55,7 @@ def copy_orders(self: AwaTask, api: str) -> None:
 class Api(BaseHTTPRequestHandler):
     """Pages of orders, by tokens that mean nothing to others. Half of the way it fails once."""
 
-    asked: list[int] = []
+    asked: ClassVar[list[int]] = []
 
     def do_GET(self) -> None:
         token = self.path.partition("?page=")[2]

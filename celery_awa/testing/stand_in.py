@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
-from celery import Task
 from celery.backends.base import DisabledBackend
 
 from ..plugin.current import here
@@ -37,11 +36,10 @@ def alone() -> Iterator[None]:
 @contextmanager
 def standing_in(task: Any, process: MemoryProcess) -> Iterator[None]:
     """Within it the process is this process's, and the task publishes and stores nothing."""
-    with ExitStack() as stack:
-        stack.enter_context(replaced(here, process=process, publish=_drop))
-        stack.enter_context(replaced(task, **_without_results(task)))
-        if not getattr(Task, "_stackprotected", False):
-            stack.enter_context(replaced(Task, __call__=_protected(Task.__call__)))
+    with (
+        replaced(here, process=process, publish=_drop),
+        replaced(task, **_without_results(task)),
+    ):
         yield
 
 
@@ -54,19 +52,3 @@ def _without_results(task: Any) -> dict[str, Any]:
     # place.
     name = "_backend" if isinstance(getattr(type(task), "backend", None), property) else "backend"
     return {name: DisabledBackend(task.app)}
-
-
-def _protected(call: Any) -> Any:
-    """Celery's ``__call__`` as its workers patch it, for bases that override and call it.
-
-    Else the body would not see the request.
-    """
-
-    def protected(self: Any, *args: Any, **kwargs: Any) -> Any:
-        request = self.request_stack.top
-        if request and not request._protected and not request.called_directly:
-            request._protected = 1
-            return self.run(*args, **kwargs)
-        return call(self, *args, **kwargs)
-
-    return protected

@@ -15,7 +15,7 @@ from .worker import Worker, started_worker
 #: Seconds after which it is given up, and between two looks.
 PATIENCE, LOOK = 60.0, 0.05
 #: Lines of the worker's log that are shown if something is wrong.
-LOG_LINES = 140
+LOG_LINES = 60
 
 
 def main(module: str, play: Callable[[Worker], Iterable[str]]) -> NoReturn:
@@ -23,7 +23,9 @@ def main(module: str, play: Callable[[Worker], Iterable[str]]) -> NoReturn:
 
     ``play`` gives a line for each thing that is not as it should be.
     """
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    sys.stdout.reconfigure(line_buffering=True)
     with started_worker(module, module.replace("_", "-")) as worker:
         try:
             wrong = list(play(worker))

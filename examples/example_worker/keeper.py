@@ -4,10 +4,10 @@ Its arguments are the module of the app and what the folder's name begins with. 
 standard input asks for a new worker in place of one that was killed or stopped.
 
 A process of its own, in a session of its own: Ctrl-C in a terminal goes to every process of the
-foreground, and a worker that gets it works on until its task is done; and an example that was killed
-clears nothing away. So this one waits for the end of its standard input, which comes in whichever
-way the example ends, kills the worker with its pool and removes the folder. Nothing of value is
-lost: database and messages are the example's own.
+foreground, and a worker that gets it works on until its task is done; and an example that was
+killed clears nothing away. So this one waits for the end of its standard input, which comes in
+whichever way the example ends, kills the worker with its pool and removes the folder. Nothing of
+value is lost: database and messages are the example's own.
 """
 
 from __future__ import annotations

@@ -140,7 +140,8 @@ def test_a_snoozed_task_comes_back_under_its_id_with_its_progress(
     start: Start, client: ModuleType, jobs: Jobs, diary: Diary
 ) -> None:
     start()
-    sent = client.snooze_once.delay(1.5)
+    # What was in time when it began does not expire while it sleeps.
+    sent = client.snooze_once.apply_async((1.5,), expires=1.2)
     job = jobs.wait_for(sent.id, "scheduled")
     assert (job.attempt, job.percent, job.message, job.metadata) == (0, 10, "asleep", {"left": 1})
     assert job.run_at is not None

@@ -138,6 +138,22 @@ def test_a_callback_may_come_after_a_crash_too() -> None:
     assert len(diary.lines) == 2  # it was not asked for again
 
 
+def test_only_a_job_that_waits_or_whose_worker_died_expects_its_callback() -> None:
+    run = run_task(tasks.asking_again)
+    assert (run.state, run.callback_token) == (JobState.AVAILABLE, None)
+    with pytest.raises(ValueError, match="no callback is expected"):
+        run.resume(payload=1)
+
+
+def test_a_new_token_takes_back_the_answer_to_the_one_before() -> None:
+    waiting = run_task(tasks.asking_again).resume()
+    assert waiting.state is JobState.WAITING_EXTERNAL
+    again = waiting.resume(payload="yes")
+    assert diary.lines == [None, None, "yes"]
+    assert again.result == "yes"
+    assert run_task(tasks.asking_again, checkpoint={"asked": 1}).resume(payload=1).result == 1
+
+
 @pytest.mark.parametrize(
     ("how", "state"),
     [
@@ -179,6 +195,12 @@ def test_a_checkpoint_of_other_code_is_migrated_or_discarded(version: Any, found
     assert diary.lines == [found]
     assert run.checkpoint == {**found, "seen": True, "awa_version": 2}
     assert run.resume().checkpoint == run.checkpoint
+
+
+def test_a_checkpoint_that_cannot_be_migrated_stays_as_it_is() -> None:
+    run = run_task(tasks.unmigratable, checkpoint={"row": 5}, checkpoint_version=0)
+    assert (run.state, run.checkpoint) == (JobState.FAILED, {"row": 5})
+    assert isinstance(run.error, KeyError)
 
 
 @pytest.mark.parametrize("version", [-1, True, "1"])

@@ -173,10 +173,20 @@ def test_crash_outside_of_a_run_says_so() -> None:
         crash()
 
 
-def test_what_a_task_does_to_its_checkpoint_is_not_done_to_the_runs() -> None:
-    run = run_task(tasks.versioned, checkpoint={"list": [1]})
-    run.checkpoint["list"].append(2)
-    assert run.resume().checkpoint["list"] == [1]
+def test_a_retry_after_a_crash_is_no_retry() -> None:
+    diary.do_at("work", crash)
+    run = run_task(tasks.retried_after_a_crash)
+    assert (run.state, run.error) == (JobState.RUNNING, None)
+    assert run.resume().result == 0
+
+
+def test_what_is_done_to_a_checkpoint_is_not_done_to_the_runs() -> None:
+    run = run_task(tasks.changing_what_it_found, checkpoint={"list": [0]})
+    run.checkpoint["list"].append("mine")
+    run.resume()
+    again = run.resume()
+    assert diary.lines == [[0, 1], [0, 1], [0, 1]]
+    assert again.checkpoint == {"list": [0]}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from celery import Celery, Task, current_app, shared_task
 from celery.contrib.django.task import DjangoTask
+from celery.exceptions import Reject
 from celery.signals import task_postrun, task_success
 from kombu.exceptions import EncodeError
 from pydantic import BaseModel
@@ -115,6 +116,21 @@ def test_a_failure_before_the_body_is_a_failure(app: Celery) -> None:
     run = run_task(body, checkpoint={"a": 1})
     assert (run.state, run.checkpoint) == (JobState.FAILED, {"a": 1})
     assert isinstance(run.error, OSError)
+    assert run.resume().attempt == run.attempt + 1
+
+
+def test_a_hook_after_the_body_may_reject_it(app: Celery) -> None:
+    class Rejecting(AwaTask):
+        def on_success(self, *args: Any) -> None:
+            raise Reject("not in time", requeue=False)
+
+    @app.task(shared=False, base=Rejecting)
+    def body() -> str:
+        return "done"
+
+    run = run_task(body)
+    assert (run.state, run.result) == (JobState.FAILED, None)
+    assert isinstance(run.error, Reject)
 
 
 def test_a_task_need_not_be_bound() -> None:
@@ -148,7 +164,7 @@ def test_a_task_may_take_models(app: Celery) -> None:
     def order(self: Any, given: Order) -> Order:
         assert isinstance(given, Order)
         if self.request.retries == 0:
-            raise self.retry(args=(Order(number=given.number + 1),))
+            raise self.retry(args=({"number": given.number + 1},))
         return given
 
     run = run_task(order, {"number": 1})
@@ -216,18 +232,38 @@ def test_hooks_and_signals_are_as_in_a_worker() -> None:
     assert heard == ["success", "postrun", "postrun"]
 
 
+def _surroundings() -> list[dict[str, Any]]:
+    return [dict(vars(one)) for one in (here, tasks.loop, tasks.app)]
+
+
 @pytest.mark.parametrize("count", [3, "three"])
 def test_nothing_of_it_is_left(count: Any) -> None:
-    before = dict(vars(here)), dict(vars(tasks.loop)), dict(vars(tasks.app)), Task.__call__
+    before = _surroundings()
     run_task(tasks.loop, count)
-    assert (
-        dict(vars(here)),
-        dict(vars(tasks.loop)),
-        dict(vars(tasks.app)),
-        Task.__call__,
-    ) == before
+    assert _surroundings() == before
     assert current_attempt() is None
     assert tasks.loop.request_stack.top is None
+
+
+def test_nothing_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    published: list[object] = []
+    monkeypatch.setattr(here, "publish", lambda *message: published.append(message))
+    monkeypatch.setattr(tasks.app, "send_task", lambda *a, **k: published.append(a), raising=False)
+    for task, state in (
+        (tasks.snoozing, JobState.SCHEDULED),
+        (tasks.retried_by_celery, JobState.RETRYABLE),
+        (tasks.replaced, JobState.AVAILABLE),
+    ):
+        assert run_task(task).state is state
+    assert published == []
+
+
+def test_what_else_the_body_sends_goes_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    published: list[object] = []
+    monkeypatch.setattr(tasks.app, "send_task", lambda name, *a, **k: published.append(name))
+    diary.call = lambda line: tasks.loop.delay(1)
+    run_task(tasks.loop, 1)
+    assert published == [tasks.loop.name]
 
 
 def test_what_is_no_error_of_the_task_passes_and_leaves_nothing() -> None:

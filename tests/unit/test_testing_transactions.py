@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from celery_awa.errors import InvalidProgress
 from celery_awa.model import JobState
 from celery_awa.testing import FakeTransaction, crash, run_task
+from celery_awa.testing.memory_job import MemoryJob
 
 from . import testing_tasks as tasks
 from .testing_tasks import connections, diary
@@ -127,3 +128,17 @@ def test_what_was_committed_goes_before_what_is_reported() -> None:
     again = run.resume()
     assert isinstance(again.error, InvalidProgress)
     assert "an earlier attempt wrote this key with checkpoint_in" in str(again.error)
+
+
+def test_what_is_committed_is_merged_as_the_database_does_it() -> None:
+    job = MemoryJob("fail")
+    job.commit({"a": 1, "awa_committed": {"rows": {"done": 1}, "files": {"done": 1}}})
+    job.commit({"b": 1, "awa_committed": {"rows": {"done": 2}}})
+    assert job.committed == {
+        "a": 1,
+        "b": 1,
+        "awa_committed": {"rows": {"done": 2}, "files": {"done": 1}},
+    }
+    # What other code committed is left behind.
+    job.commit({"c": 1, "awa_version": 2})
+    assert job.committed == {"c": 1, "awa_version": 2}

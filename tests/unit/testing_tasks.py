@@ -189,6 +189,35 @@ def asking(self: Any) -> list[Any]:
 
 
 @app.task(shared=False, base=AwaTask, bind=True)
+def asking_again(self: Any) -> Any:
+    """Ask in each attempt, whatever was answered, and leave off in the first."""
+    diary.note(self.callback_payload)
+    self.callback_token()
+    if self.callback_payload is None and not self.checkpoint:
+        self.update_metadata({"asked": 1})
+        self.interrupt()
+    return self.wait_for_callback()
+
+
+@app.task(shared=False, base=AwaTask, bind=True)
+def retried_after_a_crash(self: Any) -> int:
+    """Catch whatever comes, and try again."""
+    try:
+        diary.note("work")
+    except BaseException:
+        raise self.retry() from None
+    return int(self.request.retries)
+
+
+@app.task(shared=False, base=AwaTask, bind=True)
+def changing_what_it_found(self: Any) -> None:
+    found = self.checkpoint["list"]
+    found.append(len(found))
+    diary.note(found)
+    raise OSError("away")
+
+
+@app.task(shared=False, base=AwaTask, bind=True)
 def ending(self: Any, how: str) -> None:
     """End in a way of Celery's."""
     self.update_metadata({"kept": 1})
@@ -209,6 +238,20 @@ class Versioned(AwaTask):
 
     def migrate_checkpoint(self, metadata: dict[str, Any], version: int) -> Any:
         return {"row": metadata["line"] - 1} if version == 1 else None
+
+
+class Unmigratable(AwaTask):
+    """Whose next version has a bug."""
+
+    checkpoint_version = 1
+
+    def migrate_checkpoint(self, metadata: dict[str, Any], version: int) -> Any:
+        raise KeyError("line")
+
+
+@app.task(shared=False, base=Unmigratable, bind=True)
+def unmigratable(self: Any) -> None:
+    """Never called."""
 
 
 @app.task(shared=False, base=Versioned, bind=True)

@@ -56,7 +56,7 @@ def _field(model: Any, key: str) -> Any:
     """The field; ValueError unless it is fit to be a key, FieldDoesNotExist if there is none."""
     meta = model._meta
     field = meta.pk if key == "pk" else meta.get_field(key)
-    if getattr(field, "attname", None) is None or len(getattr(meta, "pk_fields", ())) > 1:
+    if getattr(field, "column", None) is None:
         raise ValueError(f"key {key!r} of {model.__name__} is not one field with a column")
     if not field.unique and (field.name,) not in _unique_alone(meta):
         raise ValueError(f"key {key!r} of {model.__name__} is not unique: rows could be lost")

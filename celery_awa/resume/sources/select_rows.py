@@ -103,16 +103,18 @@ def _checked(session: Any) -> Any:
 
 
 def _check_select(select: Any) -> None:
-    if not hasattr(select, "add_columns") or not hasattr(select, "subquery"):
+    from sqlalchemy import Select
+
+    if not isinstance(select, Select):
         raise TypeError(
             f"select must be what select() makes, not {type(select).__qualname__}; "
-            "of others select from their subquery()"
+            "where another has a subquery(), select from that"
         )
     refused = {
         "ORDER BY": bool(select._order_by_clauses),
         "LIMIT": select._limit_clause is not None or select._fetch_clause is not None,
         "OFFSET": select._offset_clause is not None,
-        "DISTINCT": select._distinct or bool(select._distinct_on),
+        "DISTINCT": select._distinct,
     }
     for clause, present in refused.items():
         if present:
