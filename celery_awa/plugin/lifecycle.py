@@ -122,11 +122,11 @@ def _flags_redelivery(app: Any) -> bool:
     return getattr(transport, "driver_type", None) in message.FLAGS_REDELIVERY
 
 
-def settle(attempt: Attempt) -> None:
+def settle(attempt: Attempt, *, ends: bool = True) -> None:
     """Have loops and steps keep what is finished, before the attempt ends or is flushed."""
     if attempt.resumption is not None:
         with bugs_told("the last cursor was not kept"):
-            attempt.resumption.settle()
+            attempt.resumption.settle(ends=ends)
 
 
 def refuse_if_lost(attempt: Attempt, cause: BaseException | None = None) -> None:

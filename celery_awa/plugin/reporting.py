@@ -116,7 +116,7 @@ class Reporting:
         if attempt is None:
             check_timeout(timeout)
             return True
-        lifecycle.settle(attempt)
+        lifecycle.settle(attempt, ends=False)
         return attempt.flush_progress(timeout)
 
     def _awa_attempt(self) -> Attempt | None:

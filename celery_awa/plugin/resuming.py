@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
-from celery.exceptions import TaskPredicate
+from celery.exceptions import SoftTimeLimitExceeded, TaskPredicate
 
 from ..errors import NotInAttempt
 from ..progress import DEFAULT_LIMIT
@@ -25,6 +25,8 @@ T = TypeVar("T")
 #: Seconds; the bound of every duration.
 _LONGEST = 1e9
 _NAME = "callback"
+#: By these a task leaves its body on purpose, or is made to.
+_NO_ITEMS_ERROR = (TaskPredicate, SoftTimeLimitExceeded)
 _MOST_CHARACTERS = 100
 
 
@@ -76,8 +78,8 @@ class Resuming(Reporting):
 
         Python cannot skip a with block, so its body asks ``if step.todo:``, or loops over
         ``step.iterate(source)``, which yields nothing once the step is finished. ``step.cursor`` is
-        what ``step.set_cursor(value)`` kept. Before and after a step, and at each cursor, the task
-        stops by itself if ``should_stop`` is true.
+        what ``step.set_cursor(value)`` kept. Before a step and at each cursor the task stops by
+        itself if ``should_stop`` is true.
 
         Steps must come in the order in which the checkpoint knows them: CheckpointMismatch
         otherwise. Raise the task's ``checkpoint_version`` when you change them.
@@ -185,9 +187,9 @@ class Resuming(Reporting):
     def _awa_resumption(self) -> Resumption:
         attempt = self._awa_attempt()
         if attempt is None:
-            return Resumption(None, let_pass=(TaskPredicate,))
+            return Resumption(None, let_pass=_NO_ITEMS_ERROR)
         if attempt.resumption is None:
-            attempt.resumption = Resumption(attempt, let_pass=(TaskPredicate,))
+            attempt.resumption = Resumption(attempt, let_pass=_NO_ITEMS_ERROR)
         return attempt.resumption  # type: ignore[no-any-return]  # the runtime does not know it
 
 

@@ -1,10 +1,14 @@
-"""Arguments of loops and steps, checked at the call."""
+"""Arguments of loops, steps and sources: checked at the call, named with what is allowed."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 _MOST_CHARACTERS = 100
+
+#: What a loop says it does: a text, or a function of the item.
+Message: TypeAlias = "str | Callable[[Any], str] | None"
 
 
 def whole_number(name: str, value: Any) -> int:
@@ -29,9 +33,37 @@ def name_of(what: str, value: Any) -> str:
     """The value; ValueError or TypeError unless it can name a loop or a step."""
     if not isinstance(value, str):
         raise TypeError(f"the name of a {what} must be a text, not {type(value).__name__}")
-    if not 0 < len(value) <= _MOST_CHARACTERS or "/" in value or "\0" in value:
+    if not 0 < len(value) <= _MOST_CHARACTERS or "/" in value or not _storable(value):
         raise ValueError(
             f"the name of a {what} is {value!r}; it must have 1 to {_MOST_CHARACTERS} characters "
             "and no slash"
         )
     return value
+
+
+def total(value: Any) -> float | None:
+    """The value; ValueError or TypeError unless it is None or a finite number, 0 or more."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"total is {value!r}; it must be a number, 0 or more, or None")
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"total is {value!r}; it must be finite, and 0 or more")
+    return value
+
+
+def message(value: Any) -> Message:
+    """The value; TypeError unless it is a text, a function or None."""
+    if value is not None and not isinstance(value, str) and not callable(value):
+        raise TypeError(f"message is {value!r}; it must be a text, a function of the item or None")
+    told: Message = value
+    return told
+
+
+def _storable(text: str) -> bool:
+    """Whether Postgres takes it: without NUL characters and lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text

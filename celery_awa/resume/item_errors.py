@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Literal, TypeAlias
 
 from ..errors import CheckpointMismatch, LeaseLost, StoreUnavailable, TooManyItemErrors
-from .arguments import check_count
+from .checked import whole_number
 
 #: No fault of an item, under any policy.
 _NEVER_AN_ITEMS = (LeaseLost, StoreUnavailable, CheckpointMismatch, TooManyItemErrors)
@@ -21,7 +21,7 @@ class SkipItems:
     limit: int = 100
 
     def __post_init__(self) -> None:
-        check_count("limit", self.limit)
+        whole_number("limit", self.limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class RetryItem:
     times: int = 3
 
     def __post_init__(self) -> None:
-        check_count("times", self.times)
+        whole_number("times", self.times)
 
 
 ItemErrors: TypeAlias = Literal["raise"] | SkipItems | RetryItem

@@ -1,357 +1,355 @@
-"""A loop that can stop anywhere: it owns the cursor, which is always the last finished item's."""
+"""A loop that goes on after the last finished item of earlier attempts. For the task's thread.
+
+How far it is stands in one tuple, replaced by one store: whatever strikes in between (a soft time
+limit, the end of the process) finds the old one or the new one. An item is finished when the next
+one is asked for, and nothing depends on how the loop is left.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from types import TracebackType
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..errors import TooManyItemErrors
 from ..runtime.checkpoint import COMMITTED_STATE
-from ..runtime.ending import error_text
-from .item_errors import ItemErrors, RetryItem, SkipItems
-from .loop_state import LoopState, from_kept, newest, skipped_item
+from .item_errors import ItemGuard
+from .options import LoopOptions
 from .pace import Pace
+from .pieces import Piece, Records, read_pieces
 from .sources.base import Source, Unreadable
+from .state import At, FoundLoop, loop_state
 
 if TYPE_CHECKING:
     from .resumption import Resumption
 
-_NO_PIECE, _LEFT_OUT = object(), object()
+_NOTHING = object()
+_GUARD_NEEDED = (
+    "on_item_error is set, and the first item was worked on without it: put the work on each item "
+    "into `with rows.item():`, where rows is what iterate() returned"
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """See :meth:`celery_awa.AwaMixin.iterate`."""
+class Iteration(Iterator[Any]):
+    """What ``iterate`` returns: an iterator over items, or over batches of them.
 
-    batch_size: int | None = None
-    checkpoint_every: int = 100
-    checkpoint_interval: float = 0.1
-    on_item_error: ItemErrors = "raise"
-    kill_limit: int | None = None
-    message: str | Callable[[Any], str] | None = None
-
-
-class Iteration:
-    """What ``self.iterate(source)`` gives: loop over it once, in the task's own thread.
-
-    A piece is what the loop hands out: an item, or a batch of them. It is finished when the next
-    one is asked for, so what an exception or a ``break`` leaves is handed out again.
+    Not to be shared with other threads.
     """
 
     def __init__(
-        self, resumption: Resumption, source: Source[Any], name: str, options: Options
+        self,
+        resumption: Resumption,
+        source: Source[Any],
+        name: str,
+        options: LoopOptions,
+        found: FoundLoop,
     ) -> None:
         self.name = name
         self._resumption = resumption
         self._attempt = resumption.attempt
         self._source = source
         self._options = options
-        self._reader: Iterator[tuple[Any, Any]] | None = None
-        self._closed = False
-        #: What is kept, and what was finished since then: items, the last cursor, and what was left
-        #: out. Apart, since a value is made of them at a checkpoint only.
-        self._kept = LoopState()
-        self._unkept = 0
-        self._cursor: Any = None
-        self._unkept_skips: list[dict[str, Any]] = []
-        #: The piece that is being worked on, the cursor after it, how many items of the source it
-        #: stands for, and which of them are left out.
-        self._piece: Any = _NO_PIECE
-        self._ahead: Any = None
-        self._size = 0
-        self._left_out: list[dict[str, Any]] = []
-        #: It is to be handed out again, having failed so often.
-        self._again = False
-        self._failures = 0
-        self._guarded = False
-        #: Number of the item whose work may kill the worker, and how often that began.
-        self._trying: tuple[int, int] | None = None
-        #: Whether the task's own transactions carry the cursor.
-        self._commits = False
-        self._last: Any = None
-        self._finished_here = 0
-        self._every = options.checkpoint_every
+        self._every, self._interval = options.checkpoint_every, options.checkpoint_interval
+        self._loop: Generator[Any, None, None] | None = None
+        self._over = found.finished
+        #: What is finished; what will be once the piece that was handed out last is.
+        self._at: At = found.at
+        self._began_at = found.at[0]
+        self._next: At | None = None
+        #: When the next checkpoint is due; monotonic seconds.
         self._due = 0.0
+        #: Whether the task's own transactions carry the cursor, and what is kept beside them from
+        #: then on: nothing kept may go ahead of a transaction that is rolled back.
+        self._commits = found.commits
+        self._beside: dict[str, Any] | None = None
+        #: The number of the piece that is worked on, and how often that was begun.
+        self._trying = found.trying
+        #: What was begun in its body, which belongs elsewhere.
+        self._inner: str | None = None
+        self._piece: Piece | None = None
+        self._guarded = self._failed = self._again = False
+        self._failures = 0
+        self._known_total = False
         self._total: float | None = None
-        self._pace = Pace(0, 0.0)
+        self._pace: Pace | None = None
 
     @property
     def done(self) -> int:
-        """How many items are finished, those of earlier attempts and those left out among them."""
-        return self._kept.done + self._unkept
+        """How many items of the run are finished; those that were skipped too."""
+        return self._at[0]
 
     @property
     def skipped(self) -> int:
-        """How many items were left out, in all attempts."""
-        return self._state().skipped
+        """How many items, or batches, of the run were given up."""
+        return self._at[2].count
 
-    @property
-    def begun(self) -> bool:
-        """Whether it was looped over, and has not ended."""
-        return self._reader is not None and not self._closed
-
-    def __iter__(self) -> Iteration:
-        return self
+    def __iter__(self) -> Iterator[Any]:
+        # A generator of our own, and not ourselves: the quickest that Python has to loop over.
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = self._begin()
+        return loop
 
     def __next__(self) -> Any:
-        if self._piece is not _NO_PIECE:
-            if self._again:
-                self._again = False
-                return self._piece
-            self._finish()
-            if self._unkept >= self._every or time.monotonic() >= self._due:
-                self._checkpoint()
-        elif self._reader is None:
-            self._begin()
-        return self._next_piece()
+        return next(iter(self))
 
-    def item(self) -> _ItemGuard:
-        """``with rows.item():`` around the work of one piece: what it raises is the piece's error.
+    def item(self) -> ItemGuard:
+        """A context manager around the work on the present item: its errors are the item's.
 
-        What becomes of that says ``on_item_error``.
+        What becomes of them is for ``on_item_error`` to say. What the task raises to end the
+        attempt (retry, interrupt, …) passes.
         """
-        return _ItemGuard(self)
+        self._check_inside("item()")
+        self._guarded = True
+        return ItemGuard(self._item_failed, self._resumption.let_pass)
 
     def checkpoint_in(self, connection: Any) -> None:
-        """Write the cursor after the present piece in the caller's open transaction.
+        """Write into the caller's open transaction that the present item, or batch, is finished.
 
-        So the piece's effects in that database and the cursor commit together, or not at all: each
-        piece is done exactly once. Call it for every piece of the loop, or for none. Takes and
-        raises what the task's ``checkpoint_in`` does; RuntimeError outside the loop's body.
+        So the item is done exactly once: its work and its being done commit together. Call it in
+        every transaction of the loop, begun and ended within one item; from then on the cursor is
+        kept no other way. Does nothing outside an attempt. Raises what the task's own
+        ``checkpoint_in`` raises, and RuntimeError outside the loop's body.
         """
-        if self._piece is _NO_PIECE:
-            raise RuntimeError("checkpoint_in() belongs into the loop's body")
-        if self._attempt is not None:
-            state = self._state().advanced(self._size, self._ahead, self._left_out)
-            self._attempt.commit(connection, {COMMITTED_STATE: {self.name: state.kept()}})
-        self._commits = True
-
-    def close(self) -> None:
-        """End the loop here; what is finished stays so. For after a ``break``."""
-        if self._closed:
-            return
-        self._closed = True
-        self._piece = _NO_PIECE
-        close = getattr(self._reader, "close", None)
-        if close is not None:
-            close()
-        self._source.close()
-        self._resumption.loop_ended(self)
-
-    def settle(self) -> None:
-        """Keep what is finished, and that the piece which is worked on did not kill its worker."""
-        if self.begun and (self._unkept or self._trying is not None):
-            self._trying = None
-            self._keep()
-
-    # Steps.
-
-    def _begin(self) -> None:
-        if self._closed:
-            raise StopIteration
-        kept, committed = self._resumption.kept(self.name)
-        self._kept = newest(from_kept(kept), from_kept(committed))
-        self._cursor = self._kept.cursor
-        if self._kept.finished:
-            self.close()
-            raise StopIteration
-        if self._options.kill_limit is not None and "trying" in kept:
-            self._trying = kept["trying"]["item"], kept["trying"]["tries"]
-        self._resumption.check_stop()
-        self._reader = iter(self._source.read(self._cursor))
-        self._total = self._source.total() if self._attempt is not None else None
-        if self._looks_each_time():
-            self._every = 1
-        now = time.monotonic()
-        self._due = now + self._options.checkpoint_interval
-        self._pace = Pace(self._position(), now)
-
-    def _looks_each_time(self) -> bool:
-        """Whether each piece is looked after: a batch, what may fail, and for tests."""
-        options = self._options
-        told = self._attempt is not None and self._attempt.on_item is not None
-        return told or options.batch_size is not None or options.on_item_error != "raise"
-
-    def _finish(self) -> None:
-        """The piece that was handed out is finished, now that the next one is asked for."""
-        self._last, self._piece = self._piece, _NO_PIECE
-        self._cursor = self._ahead
-        self._unkept += self._size
-        self._finished_here += self._size
-        if self._left_out:
-            self._unkept_skips += self._left_out
-
-    def _state(self) -> LoopState:
-        return self._kept.advanced(self._unkept, self._cursor, self._unkept_skips)
-
-    def _checkpoint(self) -> None:
-        if self._options.on_item_error != "raise" and not self._guarded:
+        after = self._check_inside("checkpoint_in()")
+        if self._again:
             raise RuntimeError(
-                "on_item_error needs the work of each item inside `with rows.item():`, "
-                "where rows is what self.iterate() gave"
+                "the item failed and comes again: call checkpoint_in inside `with rows.item():`"
             )
-        self._resumption.advanced = True
-        now = time.monotonic()
-        if not self._is_due(now):
-            return
-        self._due = now + self._options.checkpoint_interval
-        self._trying = None
-        self._keep()
-        self._report(now)
-        self._resumption.check_stop()
-
-    def _is_due(self, now: float) -> bool:
-        # Whoever tests hears of each piece.
-        on_item = self._attempt.on_item if self._attempt is not None else None
-        asked = on_item is not None and on_item(self.name, self._finished_here)
-        return (
-            asked
-            or now >= self._due
-            or self._unkept >= self._options.checkpoint_every
-            or self._options.batch_size is not None
-        )
-
-    def _next_piece(self) -> Any:
-        while True:
-            piece = self._read()
-            if piece is _NO_PIECE:
-                self._end()
-                raise StopIteration
-            if piece is _LEFT_OUT or self._kills():
-                self._finish()
-                continue
-            self._failures = 0
-            self._piece = piece
-            return piece
-
-    def _read(self) -> Any:
-        """The next piece; none where the source has no more."""
-        assert self._reader is not None
-        self._size, self._left_out = 0, []
-        batch: list[Any] = []
-        wanted = self._options.batch_size or 1
-        for item, ahead in self._reader:
-            self._ahead = ahead
-            self._size += 1
-            if isinstance(item, Unreadable):
-                self._skip(item.error, self._size)
-            elif self._options.batch_size is None:
-                return item
-            else:
-                batch.append(item)
-            if self._size == wanted:
-                break
-        if not self._size:
-            return _NO_PIECE
-        return batch or _LEFT_OUT
-
-    def _kills(self) -> bool:
-        """Whether the piece has killed its worker too often, to be left out; else it is tried."""
-        limit = self._options.kill_limit
-        if limit is None:
-            return False
-        number = self.done + 1
-        before = self._trying[1] if self._trying is not None and self._trying[0] == number else 0
-        if before >= limit:
-            self._trying = None
-            self._leave_out(f"its worker died {before} times", 1, self._size)
-            return True
-        self._trying = number, before + 1
-        self._keep()
-        return False
-
-    def _end(self) -> None:
-        """The source has no more."""
-        if self._attempt is not None:
-            self._resumption.advanced = True
-            self._report(time.monotonic(), ended=True)
-            self._take_over()
-            self._resumption.keep_loop(self.name, self._kept.ended().kept())
-        self.close()
-
-    def _keep(self) -> None:
-        self._take_over()
-        # Where transactions carry the cursor, what is kept beside them may not run ahead.
-        state: dict[str, Any] = {"done": 0} if self._commits else self._kept.kept()
-        if self._trying is not None:
-            state["trying"] = {"item": self._trying[0], "tries": self._trying[1]}
-        if not self._commits or self._options.kill_limit is not None:
-            self._resumption.keep_loop(self.name, state)
-
-    def _take_over(self) -> None:
-        self._kept = self._state()
-        self._unkept, self._unkept_skips = 0, []
-
-    def _report(self, now: float, *, ended: bool = False) -> None:
         if self._attempt is None:
             return
+        self._commits = True
+        self._stand_still(self._resumption.kept_loop(self.name))
+        self._attempt.commit(connection, {COMMITTED_STATE: {self.name: loop_state(after)}})
+
+    # --- for the resumption ---
+
+    def state(self) -> dict[str, Any]:
+        """What is to be kept of it now; {} for nothing."""
+        # With work of this attempt begun, a transaction may be open still, at the end too.
+        if self._beside is not None and self._next is not None:
+            state = dict(self._beside)
+        else:
+            state = loop_state(self._at, finished=self._over)
+        if self._trying is not None:
+            state["trying"] = {"item": self._trying[0], "tries": self._trying[1]}
+        return state
+
+    def end_tries(self) -> None:
+        """The attempt ends, and the worker lives: its item did not kill it."""
+        self._trying = None
+
+    def begins_inside(self, what: str) -> None:
+        """Another loop or step begins, perhaps in this one's body: told if this one goes on."""
+        self._inner, self._due = what, float("-inf")
+
+    # --- the loop ---
+
+    def _begin(self) -> Generator[Any, None, None]:
+        on_item = self._attempt.on_item if self._attempt is not None else None
+        plain = self._options.plain and on_item is None
+        return self._plainly() if plain else self._piece_by_piece()
+
+    def _plainly(self) -> Generator[Any, None, None]:
+        if self._over:
+            return
+        try:
+            records = self._open()
+            if self._commits:
+                self._stand_still(loop_state(self._at))
+            item: Any = _NOTHING
+            done, _, skipped = self._at
+            left, monotonic = self._every, time.monotonic
+            for item, cursor in records:
+                if type(item) is Unreadable:
+                    raise item.error
+                done += 1
+                self._next = after = (done, cursor, skipped)
+                yield item
+                self._at = after
+                left -= 1
+                if not left or monotonic() >= self._due:
+                    left = self._every
+                    self._checkpoint(item)
+            self._exhausted(item)
+        finally:
+            self._left()
+
+    def _piece_by_piece(self) -> Generator[Any, None, None]:
+        if self._over:
+            return
+        try:
+            records = self._open()
+            value: Any = _NOTHING
+            size = self._options.batch_size or 1
+            left = self._every
+            for piece in read_pieces(records, self._at[0], size, self._refuse_unreadable):
+                after = self._without_work(piece)
+                if after is None:
+                    self._start(piece)
+                    while True:
+                        value = self._value(piece)
+                        yield value
+                        if not self._again:
+                            break
+                        self._again = False
+                        self._resumption.look_for_stop()
+                    after = self._finished_piece()
+                left -= after[0] - self._at[0]
+                self._at = after
+                if self._asked_for() or self._is_due(left):
+                    left = self._every
+                    self._checkpoint(value)
+            self._exhausted(value)
+        finally:
+            self._left()
+
+    def _open(self) -> Records:
+        self._resumption.begin(self)
+        self._resumption.look_for_stop()
+        if self._attempt is not None:
+            self._begin_reports()
+        self._due = time.monotonic() + self._interval
+        return iter(self._source.read(self._at[1]))
+
+    def _left(self) -> None:
+        # Whoever goes on after an error of the source, or a stop, begins a new one.
+        self._loop = None
+        self._source.close()
+
+    def _is_due(self, left: int) -> bool:
+        batches = self._options.batch_size is not None
+        return batches or left <= 0 or time.monotonic() >= self._due
+
+    def _asked_for(self) -> bool:
+        on_item = self._attempt.on_item if self._attempt is not None else None
+        return on_item is not None and on_item(self.name, self._at[0] - self._began_at)
+
+    def _checkpoint(self, item: Any) -> None:
+        self._take_stock(item)
+        # Not at the end: what comes next looks, and if nothing does, the task is done.
+        self._resumption.look_for_stop()
+
+    def _take_stock(self, item: Any) -> None:
+        self._due = time.monotonic() + self._interval
+        if self._inner is not None:
+            inner, self._inner = self._inner, None
+            raise RuntimeError(
+                f"{inner} was begun inside the loop {self.name!r}, where it cannot be resumed: "
+                "loop with track() or a plain for there"
+            )
+        if self._attempt is None:
+            return
+        self._resumption.advanced = True
+        self._resumption.keep()
+        self._report(item)
+
+    def _exhausted(self, item: Any) -> None:
+        self._over = True
+        self._trying = None
+        self._resumption.ended(self)
+        self._take_stock(item)
+
+    def _stand_still(self, kept: dict[str, Any]) -> None:
+        if self._beside is None:
+            self._beside = {key: value for key, value in kept.items() if key != "trying"}
+
+    # --- piece by piece ---
+
+    def _without_work(self, piece: Piece) -> At | None:
+        """How far the loop is after a piece that is not to be worked on; None if it is to be."""
+        skipped = self._at[2]
+        if not piece.items:
+            return piece.after(skipped)
+        if self._options.kill_limit is None:
+            return None
+        number, tries = self._trying or (0, 0)
+        tries = tries if number == piece.first else 0
+        if tries >= self._options.kill_limit:
+            return piece.given_up(skipped, f"killed its worker {tries} times")
+        self._trying = (piece.first, tries + 1)
+        return None
+
+    def _start(self, piece: Piece) -> None:
+        """Just before its work: whatever is kept of the tries is kept now."""
+        if self._commits:
+            self._stand_still(loop_state(self._at))
+        self._piece, self._failures = piece, 0
+        self._failed = self._again = False
+        self._next = piece.after(self._at[2])
+        if self._options.kill_limit is not None:
+            self._resumption.keep()
+
+    def _value(self, piece: Piece) -> Any:
+        # A copy, as the batch may come again, whatever the task does to its list.
+        return list(piece.items) if self._options.batch_size is not None else piece.items[0]
+
+    def _finished_piece(self) -> At:
+        if not self._guarded and self._options.on_item_error != "raise":
+            raise RuntimeError(_GUARD_NEEDED)
+        assert self._next is not None
+        return self._next
+
+    def _check_inside(self, verb: str) -> At:
+        if self._next is None or self._next[0] <= self._at[0]:
+            raise RuntimeError(f"{verb} is for the body of the loop {self.name!r}")
+        return self._next
+
+    def _item_failed(self, error: Exception) -> bool:
+        """Whether the loop goes on all the same."""
+        piece = self._piece
+        if piece is None or self._options.on_item_error == "raise":
+            return False
+        if self._again or self._failed:  # a second guard in one body: it has failed anyhow
+            return True
+        if self._options.times:
+            self._failures += 1
+            self._again = self._failures <= self._options.times
+            return self._again
+        self._refuse(piece.last, 1, error)
+        self._failed = True
+        self._next = piece.given_up(self._at[2], error)
+        return True
+
+    def _refuse_unreadable(self, number: int, count: int, error: Exception) -> None:
+        if self._options.on_item_error == "raise" or self._options.times:
+            raise error  # reading it again would bring the same
+        self._refuse(number, count, error)
+
+    def _refuse(self, number: int, count: int, error: Exception) -> None:
+        count += self._at[2].count
+        if not self._options.may_skip(count):
+            raise TooManyItemErrors(
+                f"{count} items of the loop {self.name!r} failed, more than SkipItems allows; the "
+                f"last is item {number}: {type(error).__name__}: {error}"
+            ) from error
+
+    # --- reports ---
+
+    def _begin_reports(self) -> None:
+        if not self._known_total:
+            self._total = self._source.total()
+            self._known_total = True
+        if self._pace is None:
+            self._pace = Pace(self._position(), time.monotonic())
+        self._report(_NOTHING)
+
+    def _report(self, item: Any) -> None:
+        if self._attempt is None or self._pace is None:
+            return
         position = self._position()
-        if ended and self._total is not None:
-            position = self._total
-        message = self._options.message
         self._attempt.report(
             current=position,
             total=self._total,
-            message=message(self._last) if callable(message) else message,
-            rate=self._pace.rate(position, now),
+            message=self._options.tells(item) if item is not _NOTHING else self._text(),
+            rate=self._pace.rate(position, time.monotonic()),
         )
 
+    def _text(self) -> str | None:
+        message = self._options.message
+        return message if isinstance(message, str) else None
+
     def _position(self) -> float:
-        if self._cursor is None:
-            return self.done
-        found = self._source.position(self._cursor, self.done)
-        return self.done if found is None else found
-
-    # What failed.
-
-    def failed(self, error: Exception) -> bool:
-        """The work of the present piece failed; whether the loop goes on all the same."""
-        policy = self._options.on_item_error
-        if isinstance(policy, RetryItem):
-            self._failures += 1
-            self._again = self._failures <= policy.times
-            return self._again
-        if isinstance(policy, SkipItems):
-            self._left_out = []  # what could not be read in it is left out with the rest
-            self._skip(error, 1, self._size)
-            return True
-        return False
-
-    def _skip(self, error: Exception, first: int, last: int | None = None) -> None:
-        """Leave out items of the present piece, by their number in it, or raise the error."""
-        policy = self._options.on_item_error
-        if not isinstance(policy, SkipItems):
-            raise error
-        self._leave_out(error_text(error), first, last or first)
-        count = self._state().advanced(0, None, self._left_out).skipped
-        if count > policy.limit:
-            raise TooManyItemErrors(
-                f"{count} items of loop {self.name!r} failed; SkipItems allows {policy.limit}"
-            ) from error
-
-    def _leave_out(self, error: str, first: int, last: int) -> None:
-        done = self.done
-        self._left_out.append(skipped_item(done + first, done + last, error))
-
-
-class _ItemGuard:
-    """Around the work of one piece."""
-
-    def __init__(self, loop: Iteration) -> None:
-        self._loop = loop
-
-    def __enter__(self) -> None:
-        self._loop._guarded = True
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
-        if not isinstance(error, Exception) or isinstance(error, self._loop._resumption.let_pass):
-            return False
-        return self._loop.failed(error)
+        done, cursor, _ = self._at
+        position = self._source.position(cursor, done) if cursor is not None else None
+        return done if position is None else position

@@ -1,34 +1,38 @@
-"""What one attempt's loops and steps know; made when the first of them is begun.
+"""What one attempt's loops and steps know of each other. For the task's own thread only.
 
-For the task's own thread: a task's other threads report through the attempt.
+A task's other threads may report through the attempt, but may neither loop nor step: what is
+finished could not be told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
-from ..errors import CheckpointMismatch
+from ..errors import AwaError, CheckpointMismatch
 from ..model import StopReason
 from ..runtime.checkpoint import COMMITTED_STATE, STATE
-from .checked import name_of, seconds, whole_number
-from .item_errors import ItemErrors, check_item_errors
-from .iteration import Iteration, Options
+from ..runtime.trouble import Trouble
+from .checked import Message, name_of
+from .iteration import Iteration
+from .options import LoopOptions
 from .resumable import Resumable
 from .sources.choose import as_source
+from .state import StepsState, found_loop, found_loops, found_steps
 from .step import Step
 from .stops import Interrupt
 from .track import track
 
 T = TypeVar("T")
 
-_ITERATIONS, _STEPS = "iterations", "steps"
+_trouble = Trouble()
 
 
 class Resumption:
     """``attempt``: None outside one, where loops and steps just run.
 
-    ``let_pass``: exceptions by which a task leaves its body on purpose, which are no item's error.
+    ``let_pass``: exceptions by which a task leaves its body on purpose; they are no item's error.
     """
 
     def __init__(
@@ -36,193 +40,199 @@ class Resumption:
     ) -> None:
         self.attempt = attempt
         self.let_pass = let_pass
-        #: Whether this attempt has finished an item or a step.
+        #: Whether this attempt has finished anything: before that it makes no way for others.
         self.advanced = False
-        self._state: dict[str, Any] | None = None
-        self._used: set[str] = set()
+        self.steps = StepsState()
+        self.open_step: Step | None = None
+        #: How many steps this attempt has met.
         self._met = 0
-        self._loop: Iteration | None = None
-        self._step: Step | None = None
+        self._names: set[str] = set()
+        #: What is kept of loops that are not running, by name.
+        self._loops: dict[str, dict[str, Any]] = {}
+        #: Loops that were begun and have not ended, the last of which may be running.
+        self._begun: list[Iteration] = []
+        self._committed: Mapping[str, Any] = {}
+        self._kept: Mapping[str, Any] | None = None
 
-    # What a task calls.
+    # --- for tasks ---
 
-    def iterate(
-        self,
-        source: Any,
-        *,
-        name: str = "items",
-        batch_size: int | None = None,
-        checkpoint_every: int = 100,
-        checkpoint_interval: float = 0.1,
-        on_item_error: ItemErrors = "raise",
-        kill_limit: int | None = None,
-        message: str | Callable[[Any], str] | None = None,
-    ) -> Iteration:
-        """See :meth:`celery_awa.AwaMixin.iterate`."""
-        if batch_size is not None:
-            whole_number("batch_size", batch_size)
-        if kill_limit is not None:
-            whole_number("kill_limit", kill_limit)
-        check_item_errors(on_item_error)
-        options = Options(
-            batch_size,
-            whole_number("checkpoint_every", checkpoint_every),
-            seconds("checkpoint_interval", checkpoint_interval),
-            on_item_error,
-            kill_limit,
-            message,
-        )
-        chosen = as_source(source)
-        full_name = self._begin_loop(name_of("loop", name))
-        self._loop = Iteration(self, chosen, full_name, options)
-        return self._loop
+    def iterate(self, source: Any, **options: Any) -> Iteration:
+        """See ``AwaMixin.iterate``. In a step's block it is a loop of that step."""
+        if self.open_step is not None:
+            return self.open_step.iterate(source, **options)
+        return self.loop(source, LoopOptions(**options))
 
     def step(self, name: str) -> Step:
-        """See :meth:`celery_awa.AwaMixin.step`."""
+        """See ``AwaMixin.step``."""
         return Step(self, name_of("step", name))
 
     def track(
-        self,
-        iterable: Iterable[T],
-        *,
-        total: float | None = None,
-        message: str | Callable[[T], str] | None = None,
+        self, iterable: Iterable[T], *, total: float | None = None, message: Message = None
     ) -> Iterator[T]:
-        """See :meth:`celery_awa.AwaMixin.track`."""
+        """See ``AwaMixin.track``."""
         return track(self.attempt, iterable, total, message)
 
     def interrupt(self) -> NoReturn:
-        """See :meth:`celery_awa.AwaMixin.interrupt`."""
+        """Leave off here; raises Interrupt."""
         raise Interrupt(self.attempt.stop_reason if self.attempt is not None else None)
 
-    def settle(self) -> None:
-        """Keep what is finished and not kept yet: before an end of the attempt, and a flush."""
-        if self._loop is not None:
-            self._loop.settle()
+    # --- for the attempt ---
 
-    # What loops and steps call.
+    def settle(self, *, ends: bool = True) -> None:
+        """Keep what is finished and not kept yet; before each end of the attempt and each flush.
 
-    def check_stop(self) -> None:
-        """Raise Interrupt if the task is asked to stop.
-
-        ``max_runtime`` counts once something was finished: else it might never advance.
+        ``ends``: the attempt does not go on, so the item that is worked on has killed nobody. What
+        cannot be kept for its form or size is logged.
         """
+        if self._kept is None:
+            return
+        if ends:
+            for loop in self._begun:
+                loop.end_tries()
+        try:
+            self.keep()
+        except AwaError as exc:
+            _trouble.warn("settle", "celery-awa: the last cursor was not kept: %s", exc)
+
+    # --- for loops and steps ---
+
+    def look_for_stop(self) -> None:
+        """Raise Interrupt if the attempt is asked to stop."""
         reason = self.attempt.stop_reason if self.attempt is not None else None
+        # Who stopped before anything was finished would never advance.
         if reason is not None and (self.advanced or reason is not StopReason.MAX_RUNTIME):
             raise Interrupt(reason)
 
-    def kept(self, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What was kept of a loop, and what was committed of it in transactions."""
-        committed: Any = None
-        if self.attempt is not None:
-            committed = self.attempt.committed.get(COMMITTED_STATE)
-        committed = committed.get(name) if isinstance(committed, dict) else None
-        return (
-            dict(self._part(_ITERATIONS).get(name) or {}),
-            committed if isinstance(committed, dict) else {},
-        )
-
-    def keep_loop(self, name: str, state: dict[str, Any]) -> None:
-        """Keep a loop's state."""
-        self._part(_ITERATIONS)[name] = state
-        self._keep()
-
-    def loop_ended(self, loop: Iteration) -> None:
-        """The loop is over, or was closed: another may begin."""
-        if self._loop is loop:
-            self._loop = None
-
-    def enter(self, step: Step) -> bool:
-        """Begin a step, which must be the next that the checkpoint knows; False if it is finished.
-
-        Raises CheckpointMismatch for another one, RuntimeError for one inside another or a loop.
-        """
-        self._may_enter(step)
-        steps = self._part(_STEPS)
-        names = steps.setdefault("names", [])
-        if self._met < len(names):
-            if names[self._met] != step.name:
-                raise CheckpointMismatch(
-                    f"the checkpoint's step {self._met + 1} is {names[self._met]!r}, the code's is "
-                    f"{step.name!r}: raise the task's checkpoint_version to discard or migrate it"
-                )
-        else:
-            names.append(step.name)
-        todo: bool = self._met >= steps.get("finished", 0)
-        if todo:
-            self.check_stop()
-        self._met += 1
-        self._step = step
-        return todo
-
-    def leave(self, step: Step, *, finished: bool) -> None:
-        """The step's block was left."""
-        self._step = None
-        if not finished:
+    def keep(self) -> None:
+        """Keep all that is finished, if it has changed."""
+        if self.attempt is None:
             return
-        self._part(_STEPS)["finished"] = self._met
-        self._part(_STEPS).pop("cursor", None)
-        loops = self._part(_ITERATIONS)
-        for name in [name for name in loops if name.startswith(f"{step.name}/")]:
-            del loops[name]
+        whole = self._composed()
+        if whole != self._kept:
+            self.attempt.keep(whole)
+            self._kept = whole
+
+    def kept_loop(self, name: str) -> dict[str, Any]:
+        """What was last kept of a loop; {} for nothing."""
+        return found_loops((self._kept or {}).get("iterations")).get(name, {})
+
+    def loop(
+        self, source: Any, options: LoopOptions, step: str | None = None, *, todo: bool = True
+    ) -> Iteration:
+        """A new loop, of a step where one is named; ``todo``: whether that is still to be done."""
+        chosen = as_source(source)
+        name = options.name if step is None else f"{step}/{options.name}"
+        if self.attempt is not None:
+            self._learn()
+            if name in self._names:
+                raise RuntimeError(
+                    f"a second loop named {name!r} in one attempt: tell them apart with name="
+                )
+            self._names.add(name)
+        found = found_loop(self._loops.get(name), self._committed.get(name))
+        if not todo:
+            found = replace(found, finished=True)
+        return Iteration(self, chosen, name, options, found)
+
+    def begin(self, loop: Iteration) -> None:
+        """A loop begins, or goes on after an error of its source."""
+        if self.attempt is None:
+            return
+        if loop in self._begun:
+            self._begun.remove(loop)
+        self._tell_outer(f"the loop {loop.name!r}")
+        self._begun.append(loop)
+
+    def ended(self, loop: Iteration) -> None:
+        """A loop has come to its end."""
+        if loop in self._begun:
+            self._begun.remove(loop)
+            self._loops[loop.name] = loop.state()
+
+    def meet(self, step: Step) -> bool:
+        """Begin a step; False if it is finished.
+
+        Raises RuntimeError for one in the wrong place, CheckpointMismatch for another than the
+        checkpoint knows, and Interrupt.
+        """
+        if self.attempt is None:
+            return True
+        self._learn()
+        self._check_place(step.name)
+        position, names = self._met, self.steps.names
+        if names[position : position + 1] not in ((), (step.name,)):
+            raise CheckpointMismatch(
+                f"the checkpoint knows {names[position]!r} as step {position + 1}, the code has "
+                f"come to {step.name!r}: raise the task's checkpoint_version where its steps change"
+            )
+        self.look_for_stop()
+        if position == len(names):
+            self.change_steps(replace(self.steps, names=(*names, step.name)))
+        self._tell_outer(f"the step {step.name!r}")
+        self._met += 1
+        self.open_step = step
+        return position >= self.steps.finished
+
+    def change_steps(self, changed: StepsState) -> None:
+        """Keep this of the steps; unchanged if that is refused."""
+        before, self.steps = self.steps, changed
+        try:
+            self.keep()
+        except AwaError:
+            self.steps = before
+            raise
+
+    def finish(self, step: Step) -> None:
+        """Keep that the step is finished, without what its loops kept.
+
+        No look for a stop: what comes next looks, and if nothing does, the task is done.
+        """
+        if self.attempt is None:
+            return
+        inside = f"{step.name}/"
+        self._begun = [loop for loop in self._begun if not loop.name.startswith(inside)]
+        self._loops = {
+            name: state for name, state in self._loops.items() if not name.startswith(inside)
+        }
         self.advanced = True
-        self._keep()
-        if self.attempt is not None and self.attempt.on_step is not None:
+        self.change_steps(StepsState(self.steps.names, self._met))
+        if self.attempt.on_step is not None:
             self.attempt.on_step(step.name)
 
-    def cursor(self) -> Any:
-        """What the present step kept last."""
-        return self._part(_STEPS).get("cursor")
+    def _learn(self) -> None:
+        if self._kept is not None or self.attempt is None:
+            return
+        kept = self.attempt.checkpoint.get(STATE)
+        self._committed = found_loops(self.attempt.committed.get(COMMITTED_STATE))
+        kept = kept if isinstance(kept, dict) else {}
+        self._loops, self.steps = (
+            found_loops(kept.get("iterations")),
+            found_steps(kept.get("steps")),
+        )
+        self._kept = kept
 
-    def set_cursor(self, value: Any) -> None:
-        """Keep the present step's cursor, and stop if the task is asked to."""
-        steps = self._part(_STEPS)
-        before = steps.get("cursor")
-        steps["cursor"] = value
-        try:
-            self._keep()
-        except BaseException:
-            steps["cursor"] = before
-            raise
-        self.advanced = True
-        self.check_stop()
-
-    # Steps.
-
-    def _begin_loop(self, name: str) -> str:
-        if self._loop is not None and self._loop.begun:
+    def _check_place(self, name: str) -> None:
+        if self.open_step is not None:
             raise RuntimeError(
-                f"the loop {self._loop.name!r} has not ended: an inner loop can be a plain one or "
-                "self.track(); after a break, close() the first one"
+                f"step {name!r} begins inside step {self.open_step.name!r}: steps do not nest"
             )
-        if self._step is not None:
-            name = f"{self._step.name}/{name}"
-        if name in self._used:
-            raise RuntimeError(f"a second loop {name!r} in one attempt: give it a name= of its own")
-        self._used.add(name)
-        return name
+        if name in self.steps.names[: self._met]:
+            raise RuntimeError(f"a second step named {name!r} in one attempt: give it another name")
+        if self._met > self.steps.finished:
+            raise RuntimeError(
+                f"step {name!r} cannot begin: {self.steps.names[self._met - 1]!r} was left by an "
+                "exception and is not finished; catch inside its block what may fail there"
+            )
 
-    def _may_enter(self, step: Step) -> None:
-        if self._step is not None:
-            raise RuntimeError(f"step {step.name!r} is inside step {self._step.name!r}")
-        if self._loop is not None and self._loop.begun:
-            raise RuntimeError(f"step {step.name!r} is inside the loop {self._loop.name!r}")
-        if step.name in self._part(_STEPS).get("names", [])[: self._met]:
-            raise RuntimeError(f"a second step {step.name!r} in one attempt: give it another name")
+    def _tell_outer(self, what: str) -> None:
+        if self._begun:
+            self._begun[-1].begins_inside(what)
 
-    def _part(self, part: str) -> dict[str, Any]:
-        if self._state is None:
-            kept = self.attempt.checkpoint.get(STATE) if self.attempt is not None else None
-            kept = kept if isinstance(kept, dict) else {}
-            self._state = {
-                name: dict(kept[name]) if isinstance(kept.get(name), dict) else {}
-                for name in (_ITERATIONS, _STEPS)
-            }
-            if "names" in self._state[_STEPS]:
-                self._state[_STEPS]["names"] = list(self._state[_STEPS]["names"])
-        found: dict[str, Any] = self._state[part]
-        return found
-
-    def _keep(self) -> None:
-        if self.attempt is not None and self._state is not None:
-            self.attempt.keep({name: part for name, part in self._state.items() if part})
+    def _composed(self) -> dict[str, Any]:
+        loops = {**self._loops, **{loop.name: loop.state() for loop in self._begun}}
+        whole: dict[str, Any] = {}
+        if any(loops.values()):
+            whole["iterations"] = {name: state for name, state in loops.items() if state}
+        if self.steps.names:
+            whole["steps"] = self.steps.as_json()
+        return whole

@@ -1,56 +1,56 @@
-"""Progress of any loop: no cursor, no stop."""
+"""Progress of any loop: it keeps no cursor and never stops."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from . import checked
+from .checked import Message
 from .pace import Pace
 from .resumable import Resumable
 
 T = TypeVar("T")
-#: Seconds between two reports.
-INTERVAL = 0.1
+
+#: Seconds between two reports at least, but for the first and the last.
+_INTERVAL = 0.1
 
 
 def track(
-    attempt: Resumable | None,
-    iterable: Iterable[T],
-    total: float | None,
-    message: str | Callable[[T], str] | None,
+    attempt: Resumable | None, iterable: Iterable[T], total: float | None, message: Message
 ) -> Iterator[T]:
-    """Yield the items, and report at most every 0.1 s, at the first item and after the last."""
+    """The items; reports at the first, after the last, and at most every 0.1 s in between."""
+    checked.total(total)
+    checked.message(message)
     if attempt is None:
         return iter(iterable)
     if total is None and isinstance(iterable, Sized):
         total = len(iterable)
-    return _tracked(attempt, iterable, total, message)
+    return _tracked(_reporter(attempt, total, message), iterable)
 
 
-def _tracked(
-    attempt: Resumable,
-    iterable: Iterable[T],
-    total: float | None,
-    message: str | Callable[[T], str] | None,
-) -> Iterator[T]:
-    now = time.monotonic()
-    pace = Pace(0, now)
-    due = now
-    done = 0
-    item: Any = None
-
-    def report() -> None:
-        text = message(item) if callable(message) else message
-        attempt.report(current=done, total=total, message=text, rate=pace.rate(done, now))
-
+def _tracked(report: Callable[..., None], iterable: Iterable[T]) -> Iterator[T]:
+    done, due, monotonic = 0, float("-inf"), time.monotonic
+    told: tuple[T, ...] = ()
     for item in iterable:
-        now = time.monotonic()
-        if now >= due:
-            report()
-            due = now + INTERVAL
+        if monotonic() >= due:
+            report(done, item)
+            due = monotonic() + _INTERVAL
         yield item
         done += 1
-    now = time.monotonic()
-    if done or not callable(message):
-        report()
+        told = (item,)
+    report(done, *told)
+
+
+def _reporter(attempt: Resumable, total: float | None, message: Message) -> Callable[..., None]:
+    pace = Pace(0, time.monotonic())
+
+    def report(done: int, *items: object) -> None:
+        text = None if callable(message) else message
+        for item in items:
+            text = message(item) if callable(message) else message
+        rate = pace.rate(done, time.monotonic())
+        attempt.report(current=done, total=total, message=text, rate=rate)
+
+    return report

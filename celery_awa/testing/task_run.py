@@ -9,7 +9,7 @@ from typing import Any
 
 from celery.app.trace import build_tracer
 from celery.canvas import Signature
-from celery.exceptions import Reject
+from celery.exceptions import Reject, Retry
 from celery.utils import uuid
 
 from ..model import JobState
@@ -240,7 +240,8 @@ def _delivered(task: Any, delivery: Delivery) -> tuple[Any, BaseException | None
         return None, reject
     if traced.info is None:
         return traced.retval, None
-    return None, getattr(traced.info.retval, "exc", traced.info.retval)
+    raised = traced.info.retval
+    return None, raised.exc if isinstance(raised, Retry) else raised
 
 
 def _told(

@@ -101,6 +101,27 @@ def test_an_import_that_is_killed_again_and_again_ends_with_every_row(
     assert job.rescues <= KILLS // 3
 
 
+def test_a_kill_at_any_point_between_two_commits_does_nothing_twice(
+    start: Start, client: ModuleType, jobs: Jobs, target: psycopg.Connection[Any]
+) -> None:
+    worker = start(concurrency=1)
+    for point in (
+        "before the first statement",
+        "after the rows",
+        "after the cursor",
+        "after the commit",
+    ):
+        (child,) = worker.children()
+        sent = client.import_and_die.delay(point)
+        worker.wait_until_replaced(child)
+        assert outcome(sent, timeout=30) == 6
+        rows = target.execute(
+            "SELECT number FROM imported WHERE name = %s ORDER BY number", (sent.id,)
+        ).fetchall()
+        assert [row[0] for row in rows] == [0, 1, 2, 3, 4, 5], point
+        assert jobs.wait_for(sent.id, "completed").attempt == 2
+
+
 @pytest.mark.timeout(240)
 def test_a_rolling_restart_waits_for_no_task_and_loses_none(
     start: Start, client: ModuleType, jobs: Jobs, diary: Diary, gate: Gate

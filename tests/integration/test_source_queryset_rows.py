@@ -220,7 +220,7 @@ def test_what_has_no_pages_is_refused(orders: models.QuerySet[Order]) -> None:
         ("amount", "'amount' of Order is not unique"),
         ("shop", "'shop' of Order is not unique"),
         ("note", "'note' of Order may be NULL"),
-        ("tags", "'tags' of Order is not one field with a column"),
+        ("tags", "'tags' of Order is not unique"),
     ],
 )
 def test_a_key_that_would_lose_rows_is_refused(

@@ -57,6 +57,17 @@ def test_a_failure_keeps_the_checkpoint_and_can_be_resumed() -> None:
     assert (again.state, again.attempt, again.error) == (JobState.COMPLETED, 2, None)
 
 
+def test_a_failure_is_the_tasks_own_exception() -> None:
+    raised = OSError("away")
+    raised.exc = "not this"  # type: ignore[attr-defined]  # as some libraries name a cause
+
+    def fail(line: Any) -> None:
+        raise raised
+
+    diary.call = fail
+    assert run_task(tasks.loop, 1).error is raised
+
+
 def test_a_chain_of_retries_keeps_and_counts() -> None:
     first = run_task(tasks.retried, 2)
     assert (first.state, first.run_in, first.attempt) == (JobState.RETRYABLE, 7, 1)
@@ -146,12 +157,13 @@ def test_only_a_job_that_waits_or_whose_worker_died_expects_its_callback() -> No
 
 
 def test_a_new_token_takes_back_the_answer_to_the_one_before() -> None:
-    waiting = run_task(tasks.asking_again).resume()
+    waiting = run_task(tasks.asking_again, checkpoint={"asked": 1})
     assert waiting.state is JobState.WAITING_EXTERNAL
-    again = waiting.resume(payload="yes")
-    assert diary.lines == [None, None, "yes"]
-    assert again.result == "yes"
-    assert run_task(tasks.asking_again, checkpoint={"asked": 1}).resume(payload=1).result == 1
+    assert waiting.resume(payload="yes").result == "yes"
+    diary.do_at("asked", crash)
+    crashed = waiting.resume(payload="yes")
+    assert crashed.resume().state is JobState.WAITING_EXTERNAL
+    assert diary.lines[-4:] == ["yes", "asked", None, "asked"]
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,7 @@ def asking_again(self: Any) -> Any:
     """Ask in each attempt, whatever was answered, and leave off in the first."""
     diary.note(self.callback_payload)
     self.callback_token()
+    diary.note("asked")
     if self.callback_payload is None and not self.checkpoint:
         self.update_metadata({"asked": 1})
         self.interrupt()

@@ -207,7 +207,7 @@ class FileSource(SourceBase[T]):
         """The offset; in a compressed file how much of it has been read, None before that."""
         if self._opened is not None and self._opened.compressed:
             return self._opened.consumed()
-        return None if self._opened is None else float(cursor["offset"])
+        return None if self._opened is None else int(cursor["offset"])
 
     def close(self) -> None:
         if self._opened is not None:

@@ -64,7 +64,7 @@ class KeysetSource(SourceBase[T]):
             # that this one ends with. All are checked first: once a row is done, the next attempt
             # would not see what has the same key.
             rows = self._page(after, self._page_size + 1)
-            self._check(rows)
+            self._check(rows, after)
             more = len(rows) > self._page_size
             for row, key, _ in rows[: self._page_size]:
                 yield row, self._cursor(key)
@@ -72,7 +72,12 @@ class KeysetSource(SourceBase[T]):
         if self._lacks_key():
             self._refuse_null()
 
-    def _check(self, rows: Sequence[Keyed]) -> None:
+    def _check(self, rows: Sequence[Keyed], after: Key | None) -> None:
+        if after is not None and rows and rows[0].key == after:
+            raise ValueError(
+                f"the key {self._shown(after)} came again after itself: what the database has is "
+                "not exactly what it gives, so choose another key"
+            )
         for _, key, repeats in rows:
             if None in key:
                 self._refuse_null()

@@ -29,8 +29,8 @@ class SequenceSource(SourceBase[T]):
         first = 0 if cursor is None else self._after(cursor)
         return self._from(first)
 
-    def position(self, cursor: Any, done: int) -> float:
-        return float(cursor) + 1
+    def position(self, cursor: Any, done: int) -> int:
+        return int(cursor) + 1
 
     def _after(self, cursor: Any) -> int:
         if not isinstance(cursor, int) or not 0 <= cursor < len(self._items):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,36 @@ def import_csv(self: Any, path: str, *, in_transaction: bool, pause: float) -> i
                 if in_transaction:
                     rows.checkpoint_in(connection)
             time.sleep(pause)
+    return rows.done
+
+
+@app.task(
+    base=AwaTask,
+    bind=True,
+    acks_late=True,
+    reject_on_worker_lost=True,
+    name="import_and_die",
+)
+def import_and_die(self: Any, die_at: str) -> int:
+    """Insert numbers in batches of two; in its first attempt, die at a point of the second."""
+
+    def pass_by(point: str) -> None:
+        if point == die_at and self.attempt.number == 1 and rows.done == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    rows = self.iterate(range(6), batch_size=2)
+    with psycopg.connect(app.conf["test_target"]) as connection:
+        for batch in rows:
+            pass_by("before the first statement")
+            for number in batch:
+                connection.execute(
+                    "INSERT INTO imported VALUES (%s, %s)", (number, self.request.id)
+                )
+            pass_by("after the rows")
+            rows.checkpoint_in(connection)
+            pass_by("after the cursor")
+            connection.commit()
+            pass_by("after the commit")
     return rows.done
 
 
