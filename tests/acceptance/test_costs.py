@@ -171,3 +171,25 @@ def test_many_long_tasks_are_kept_alive_over_one_connection_by_two_statements_a_
     gate.open()
     for one in sent:
         jobs.wait_for(one.id, "completed")
+
+
+def test_a_worker_of_32_idle_tasks_holds_one_connection(
+    start_worker: Start,
+    load_client: Load,
+    jobs: Jobs,
+    gate: Gate,
+    private_postgres: PrivatePostgres,
+) -> None:
+    client = load_client(STEPS)
+    start_worker(
+        app=STEPS,
+        concurrency=32,
+        config={**NO_LOOKS, "awa_claim_after": 0.1, "awa_connection_idle": 1},
+    )
+    sent = [client.follow.delay([], gate.path) for _ in range(32)]
+    most = 0
+    for one in sent:
+        jobs.wait_for(one.id, "running")
+        most = max(most, len(private_postgres.connections()))
+    assert most <= 1 + 32
+    eventually(lambda: private_postgres.connections() == ["celery-awa"], what="idle ones closed")

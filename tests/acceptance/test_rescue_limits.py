@@ -185,3 +185,21 @@ def test_an_operator_mends_or_discards_a_checkpoint_that_no_attempt_can_go_on_fr
     diary.wait_for("began", discarded.id, count=2)
     found = [entry["checkpoint"] for entry in diary.entries("began", discarded.id)]
     assert found == [{}, {}]
+
+
+def test_a_task_that_always_kills_its_worker_is_given_up_after_its_rescues(
+    start: Start, client: ModuleType, jobs: Jobs, diary: Diary
+) -> None:
+    # Under solo the process that the task kills is its worker.
+    worker = start("solo", concurrency=1, config=REQUEUE)
+    sent = client.die.delay()
+    for execution in range(1, 5):
+        diary.wait_for("began", sent.id, count=execution)
+        worker.process.wait()
+        worker.start()
+        worker.ready()
+    assert "WorkerLostError" in repr(outcome(sent))
+    job = jobs.wait_for(sent.id, "failed")
+    assert len(diary.entries("began", sent.id)) == 4
+    assert (job.rescues, job.attempt, job.percent) == (3, 4, 44)
+    assert "max_rescues is 3 and the checkpoint did not advance" in job.errors[-1].error

@@ -89,7 +89,7 @@ def test_no_name_is_made_up(page: Path) -> None:
     text = text_of(page)
     ours = settings | {message.RUN, message.FROM, "awa_migrations"}
     assert set(re.findall(r"\bawa_[a-z]\w*", text)) <= ours
-    public = {*celery_awa.__all__, "django", "awa_migrations"} | in_sql
+    public = {*celery_awa.__all__, "django", "resume", "testing", "awa_migrations"} | in_sql
     assert set(re.findall(r"\bcelery_awa\.(\w+)", text)) <= public
 
 
