@@ -134,6 +134,7 @@ class Attempt:
         Before the claim it waits for it: raises StoreUnavailable after 5 seconds, and LeaseLost.
         """
         self._learn()
+        self.migrate()
         return self.buffer.value()
 
     @property

@@ -16,7 +16,7 @@ from ..errors import InvalidProgress
 #: Keys of the metadata and of what is committed that are celery-awa's own: what its loops and
 #: steps keep, there and here, and the version of the code.
 STATE, COMMITTED_STATE, VERSION = "awa", "awa_committed", "awa_version"
-_RESERVED = (STATE, COMMITTED_STATE, VERSION)
+RESERVED = frozenset({STATE, COMMITTED_STATE, VERSION})
 
 #: Makes the metadata of an older version (with its number) fit; None discards it.
 Migrate = Callable[[dict[str, Any], int], "Mapping[str, Any] | None"]
@@ -100,12 +100,9 @@ class Checkpoint:
 
 def check_keys(values: object) -> None:
     """Raises InvalidProgress for a key that is celery-awa's own."""
-    if isinstance(values, Mapping):
-        for key in _RESERVED:
-            if key in values:
-                raise InvalidProgress(
-                    f"metadata[{key!r}]", "this key is celery-awa's own: choose another"
-                )
+    if isinstance(values, Mapping) and not RESERVED.isdisjoint(values):
+        key = min(RESERVED & set(values))
+        raise InvalidProgress(f"metadata[{key!r}]", "this key is celery-awa's own: choose another")
 
 
 def _version(values: Mapping[str, Any]) -> int:

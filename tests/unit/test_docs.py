@@ -14,6 +14,7 @@ import celery_awa
 from celery_awa import progress_values
 from celery_awa.model import JobState
 from celery_awa.plugin import message
+from celery_awa.runtime.checkpoint import RESERVED
 from celery_awa.settings import PREFIX, Settings
 from celery_awa.store import sql_files
 
@@ -87,7 +88,7 @@ def test_no_name_is_made_up(page: Path) -> None:
     made = "".join(text for _, _, text in sql_files.migrations())
     in_sql = set(re.findall(r"\{schema\}\.(\w+)", made))
     text = text_of(page)
-    ours = settings | {message.RUN, message.FROM, "awa_migrations"}
+    ours = settings | {message.RUN, message.FROM, "awa_migrations"} | RESERVED
     assert set(re.findall(r"\bawa_[a-z]\w*", text)) <= ours
     public = {*celery_awa.__all__, "django", "resume", "testing", "awa_migrations"} | in_sql
     assert set(re.findall(r"\bcelery_awa\.(\w+)", text)) <= public
@@ -114,15 +115,13 @@ def test_the_glossary_has_every_word() -> None:
 def test_the_states_are_told_with_celerys_words() -> None:
     states = rows(section(text_of(DOCS / "lifecycle.md"), "States"))[2:]
     told = {state: (table, word) for state, table, word, _ in states}
-    to_come = {JobState.SCHEDULED, JobState.WAITING_EXTERNAL}
-    waiting = {JobState.RETRYABLE}
+    waiting = {JobState.SCHEDULED, JobState.RETRYABLE}
     assert told == {
         state.value: (
             f"`{'scheduled_jobs' if state in waiting else 'jobs_hot'}`",
             state.celery_state,
         )
         for state in JobState
-        if state not in to_come
     }
 
 
