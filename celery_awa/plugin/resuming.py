@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 from celery.exceptions import SoftTimeLimitExceeded, TaskPredicate
 
-from ..errors import NotInAttempt
+from ..errors import NotInAttempt, StoreUnavailable
 from ..progress import DEFAULT_LIMIT
 from ..progress_values import encode_pairs
 from ..resume.item_errors import ItemErrors
@@ -18,12 +20,16 @@ from ..resume.step import Step
 from ..resume.stops import Park, Snooze
 from ..runtime.attempt import Attempt
 from ..runtime.checkpoint import check_keys
+from ..runtime.ending import error_text
+from .current import trouble
 from .reporting import NOTHING, Reporting
 
 T = TypeVar("T")
 
 #: Seconds; the bound of every duration.
 _LONGEST = 1e9
+#: Seconds; drawn, so that tasks which waited for the database do not all come back at once.
+_WITHOUT_DATABASE = (5.0, 15.0)
 _NAME = "callback"
 #: By these a task leaves its body on purpose, or is made to.
 _NO_ITEMS_ERROR = (TaskPredicate, SoftTimeLimitExceeded)
@@ -60,18 +66,21 @@ class Resuming(Reporting):
         of the item. docs/resuming.md has examples. Outside an attempt it just loops.
 
         Raises ValueError or TypeError for an argument that is not allowed, CheckpointMismatch for
-        a source that is not the one of the cursor, and what reading ``checkpoint`` raises.
+        a source that is not the one of the cursor, and LeaseLost. Where the database does not tell
+        where to begin, the task snoozes for some seconds: it is no fault of the task's.
         """
-        return self._awa_resumption().iterate(
-            source,
-            name=name,
-            batch_size=batch_size,
-            checkpoint_every=checkpoint_every,
-            checkpoint_interval=checkpoint_interval,
-            on_item_error=on_item_error,
-            kill_limit=kill_limit,
-            message=message,
-        )
+        resumption = self._awa_resumption()
+        with _later_without_database(self._awa_attempt()):
+            return resumption.iterate(
+                source,
+                name=name,
+                batch_size=batch_size,
+                checkpoint_every=checkpoint_every,
+                checkpoint_interval=checkpoint_interval,
+                on_item_error=on_item_error,
+                kill_limit=kill_limit,
+                message=message,
+            )
 
     def step(self, name: str) -> Step:
         """A named part of the work, run once: ``with self.step("load") as step:``.
@@ -82,9 +91,15 @@ class Resuming(Reporting):
         itself if ``should_stop`` is true.
 
         Steps must come in the order in which the checkpoint knows them: CheckpointMismatch
-        otherwise. Raise the task's ``checkpoint_version`` when you change them.
+        otherwise. Raise the task's ``checkpoint_version`` when you change them. Without the
+        database the task snoozes, as at a loop.
         """
-        return self._awa_resumption().step(name)
+        step = self._awa_resumption().step(name)
+        attempt = self._awa_attempt()
+        if attempt is not None:
+            with _later_without_database(attempt):
+                attempt.checkpoint  # noqa: B018  # waits until it is known
+        return step
 
     def track(
         self,
@@ -191,6 +206,21 @@ class Resuming(Reporting):
         if attempt.resumption is None:
             attempt.resumption = Resumption(attempt, let_pass=_NO_ITEMS_ERROR)
         return attempt.resumption  # type: ignore[no-any-return]  # the runtime does not know it
+
+
+@contextmanager
+def _later_without_database(attempt: Attempt | None) -> Iterator[None]:
+    """Where a loop or a step cannot know what is done, the task is sent again for later.
+
+    Not where the database refused this very attempt, as it would the next.
+    """
+    try:
+        yield
+    except StoreUnavailable as exc:
+        if attempt is None or attempt.unclaimable is not None:
+            raise
+        trouble.warn("later", "celery-awa: a task goes on later, since %s", error_text(exc))
+        raise Snooze(random.uniform(*_WITHOUT_DATABASE)) from exc
 
 
 def _checked_name(name: Any) -> str:

@@ -200,6 +200,8 @@ def test_another_order_is_refused(orders: models.QuerySet[Order], order: tuple[s
         QuerysetRows(orders.order_by(*order))
     with pytest.raises(ValueError, match="is ordered by something else than the key"):
         QuerysetRows(orders.order_by(models.F("pk").desc()))
+    with pytest.raises(ValueError, match="is ordered by something else than the key"):
+        QuerysetRows(orders.extra(order_by=["amount"]))
 
 
 def test_what_has_no_pages_is_refused(orders: models.QuerySet[Order]) -> None:

@@ -32,7 +32,7 @@ PACKAGE = sorted((ROOT / "celery_awa").rglob("*.py"))
 #: The design's words, but for those of later versions.
 WORDS = set(
     "task job run attempt claim lease snapshot generation checkpoint heartbeat flush end stale "  # noqa: SIM905  # a sentence reads better
-    "unsent slate page".split()
+    "unsent slate page committed source item cursor step interrupt snooze callback stalled".split()
 )
 
 

@@ -198,6 +198,8 @@ def test_progress_in_a_compressed_file_is_in_its_own_bytes(write: Write) -> None
     assert 0 < places[0] < len(packed) / 2
     assert places[len(places) // 2] == pytest.approx(len(packed) / 2, rel=0.5)
     assert places[-1] == pytest.approx(len(packed), abs=8)
+    # The file is closed by now.
+    assert source.position({"offset": len(data), "head": 0}, 0) == len(packed)
 
 
 @pytest.mark.parametrize("compress", [False, True])
