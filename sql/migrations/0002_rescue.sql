@@ -423,6 +423,7 @@ CREATE FUNCTION {schema}.edit_checkpoint(p_task_id text, p_metadata jsonb)
 RETURNS boolean LANGUAGE plpgsql SET lock_timeout = '500ms' AS $$
 DECLARE
     job {schema}.jobs_hot;
+    version jsonb;
 BEGIN
     IF jsonb_typeof(p_metadata) <> 'object' THEN
         RAISE invalid_parameter_value
@@ -431,6 +432,11 @@ BEGIN
     job := {schema}.take(p_task_id);
     IF job.id IS NULL OR job.state IN ('running', 'completed') THEN
         RETURN job.state NOT IN ('running', 'completed');
+    END IF;
+    -- Unless it names another, it is of the version of the code that left what it replaces.
+    version := coalesce(job.progress #> '{metadata,awa_version}', job.committed -> 'awa_version');
+    IF version IS NOT NULL THEN
+        p_metadata := jsonb_build_object('awa_version', version) || p_metadata;
     END IF;
     -- An object always: what stands there otherwise was perhaps put in by hand.
     job.progress := CASE jsonb_typeof(job.progress) WHEN 'object' THEN job.progress - 'metadata'

@@ -310,6 +310,29 @@ def test_a_checkpoint_is_replaced_as_a_whole_or_taken_away(
     assert database.row()["progress"] == left
 
 
+@pytest.mark.parametrize(
+    ("progress", "committed"),
+    [
+        ({"metadata": {"a": 1, "awa_version": 3}}, None),
+        ({"metadata": {"a": 1, "awa_version": 3}}, {"b": 1, "awa_version": 2}),
+        (None, {"b": 1, "awa_version": 3}),
+    ],
+)
+def test_an_edited_checkpoint_is_of_the_version_of_what_it_replaces(
+    store: CanonicalStore, database: Database, progress: object, committed: object
+) -> None:
+    job_in(store, JobState.FAILED)
+    for text, version in (('{"a": 2}', 3), ('{"a": 2, "awa_version": 7}', 7)):
+        database.execute(
+            "UPDATE {schema}.jobs_hot SET progress = %s, committed = %s",
+            json.dumps(progress),
+            None if committed is None else json.dumps(committed),
+        )
+        assert store.edit_checkpoint("task", text) is True
+        assert database.row()["progress"] == {"metadata": {"a": 2, "awa_version": version}}
+        assert database.row()["committed"] is None
+
+
 @pytest.mark.parametrize("state", [*WAITS, JobState.FAILED, JobState.CANCELLED])
 def test_nothing_but_the_checkpoint_of_a_job_is_edited(
     store: CanonicalStore, database: Database, state: JobState
