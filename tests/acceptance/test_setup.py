@@ -71,18 +71,23 @@ def test_the_package_has_the_documented_names_and_no_others() -> None:
         "AwaError",
         "AwaMixin",
         "AwaTask",
+        "Callback",
+        "CallbackFailed",
         "Cancel",
+        "CheckpointMismatch",
         "Client",
         "EmbeddedError",
         "HeartbeatStep",
         "InvalidProgress",
         "LeaseLost",
+        "NotInAttempt",
         "ProgressTooLarge",
         "Resend",
         "SchemaError",
         "SettingsError",
         "StopReason",
         "StoreUnavailable",
+        "TooManyItemErrors",
         "current_attempt",
         "install",
         "migrate",
@@ -97,13 +102,17 @@ def test_the_package_has_the_documented_names_and_no_others() -> None:
 @pytest.mark.parametrize("base", [AwaTask, DjangoAwaTask])
 def test_a_task_class_gets_the_documented_attributes_and_no_others(base: type) -> None:
     added = {
-        *("awa_task", "lost_policy", "max_rescues", "deadline"),
+        *("awa_task", "lost_policy", "max_rescues", "deadline", "max_runtime"),
+        *("stall_after", "stall_policy", "checkpoint_version", "migrate_checkpoint"),
+        *("iterate", "step", "track", "interrupt", "snooze", "checkpoint_in"),
+        *("callback_token", "wait_for_callback", "callbacks", "callback_payload"),
         *("attempt", "progress", "checkpoint", "should_stop", "stop_reason"),
         *("set_progress", "update_metadata", "flush_progress"),
     }
     overridden = {"__call__", "on_bound", "on_replace", "retry", "signature_from_request"}
     python = {"__module__", "__doc__", "__dict__", "__weakref__", "__annotations__"}
-    found = {name for name in vars(AwaMixin) if not name.startswith("_awa_")}
+    ours = (vars(part) for part in AwaMixin.__mro__ if part is not object)
+    found = {name for names in ours for name in names if not name.startswith("_awa_")}
     assert found - python - {"__static_attributes__", "__firstlineno__"} == added | overridden
     (plain,) = base.__bases__[1:]
     public = {name for name in dir(base) if not name.startswith("_")}
