@@ -135,6 +135,24 @@ class ProgressBuffer:
             if self._sink is not None:
                 self._write_out()
 
+    def replace_metadata(self, values: Mapping[str, Any]) -> None:
+        """Replace the metadata as a whole; takes and raises what :meth:`update_metadata` does."""
+        pairs = encode_pairs(values, self._limit)
+        size = _growth({}, pairs)
+        with self._lock:
+            while True:
+                state = self._state
+                generation, brief, brief_generation, _, _, _, _ = state
+                if _size(brief, size) > self._limit:
+                    raise ProgressTooLarge(_size(brief, size), self._limit)
+                generation += 1
+                changed = (generation, brief, brief_generation, pairs, size, generation, True)
+                if self._state is state:  # see set_progress
+                    self._state = changed
+                    break
+            if self._sink is not None:
+                self._write_out()
+
     def lay_over(self, kept: dict[str, Any] | None) -> bool:
         """Lay what this attempt reported over ``kept``, the progress that its claim brought.
 

@@ -484,7 +484,7 @@ class FakeStore:
             row.callback_timeout_at = None if timeout is None else now + timeout
             return
         answer = row.callbacks.get(row.callback_name or "", {})
-        row.errors += [answer["error"]] if "error" in answer else []
+        row.errors += [f"CallbackFailed: {answer['error']}"] if "error" in answer else []
         row.state = JobState.FAILED if "error" in answer else JobState.AVAILABLE
         row.callback_id, row.send_after = None, now
 
@@ -508,7 +508,7 @@ class FakeStore:
         row.callbacks[row.callback_name or ""] = answer
         row.callback_id = row.callback_timeout_at = None
         if row.state is JobState.WAITING_EXTERNAL:
-            row.errors += [answer["error"]] if "error" in answer else []
+            row.errors += [f"CallbackFailed: {answer['error']}"] if "error" in answer else []
             row.state = JobState.FAILED if "error" in answer else JobState.AVAILABLE
             row.send_after = self._database.now
         return Callback.DONE

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..errors import (
-    CallbackFailed,
     InvalidProgress,
     ProgressTooLarge,
     RowLocked,
@@ -19,7 +18,7 @@ from ..errors import (
 from ..model import Callback, Cancel, Job, JobState, Resend
 from ..progress import DEFAULT_LIMIT
 from ..progress_values import encode_pairs
-from ..runtime.ending import error_text
+from ..runtime.ending import clean, error_text
 from ..settings import read_settings
 from ..store import canonical, embedded
 from ..store.connection import check_url, connect_by
@@ -132,9 +131,9 @@ class Client:
         """
         if not isinstance(error, str):
             raise TypeError(f"error must be a text, not {type(error).__name__}")
-        if not error.strip():
+        if not clean(error).strip():
             raise ValueError("error is empty; it must say why the callback failed")
-        text = error_text(CallbackFailed(error))
+        text = error_text(error)
         return self._answer(token, lambda store: store.fail_callback(token, text))
 
     def close(self) -> None:

@@ -61,9 +61,9 @@ def build(task: Any, request: Any, signature: Any = None) -> Envelope | None:
     )
 
 
-def of_begun(task: Any, request: Any) -> Envelope | None:
-    """As :func:`build`, of a run that goes on later: its message expires no more."""
-    whole = _within_limit(task, request, lambda: wire.begun(task, request), whole=True)
+def of_message(task: Any, request: Any, message: Message | None) -> Envelope | None:
+    """As :func:`build`, of the whole message that is at hand; None where it could not be made."""
+    whole = _within_limit(task, request, lambda: message, whole=True) if message else None
     return whole or _sealed(task, request, None, whole=False)
 
 

@@ -7,13 +7,14 @@ past the task's class. If that fails, the job is unsent, and the next pass of a 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
-from ..errors import NotInAttempt
-from ..model import Ended, JobState, StopReason, Transition
+from ..errors import NotInAttempt, Unsendable
+from ..model import Ended, Envelope, JobState, StopReason, Transition
 from ..resume.stops import Park, Snooze, Stop
 from ..runtime.attempt import Attempt
 from ..runtime.ending import error_text
@@ -22,31 +23,66 @@ from . import envelope, lifecycle, message, wire
 from .current import bugs_told, here, trouble
 from .sending import continuing
 
+T = TypeVar("T")
+
+#: So often may a task in eager mode leave off: there it goes on at once, and a task that waits for
+#: something outside would never end.
+MOST_IN_MEMORY = 100
+
 
 def leave(task: Any, request: Any, attempt: Attempt, stop: Stop) -> NoReturn:
     """End the attempt as it was stopped; raises Celery's Ignore, since there is no result yet."""
-    reason = getattr(stop, "reason", None)
-    if reason is StopReason.LEASE_LOST:
+    _unstruck(lambda: lifecycle.settle(attempt))
+    if stop.reason is StopReason.LEASE_LOST:
         raise Ignore(f"celery-awa: task {attempt.task_id} has a newer attempt, or ended")
-    if reason is StopReason.DEADLINE:
-        # What becomes of it is its policy's to say, and a rescuer's to do.
-        if here.process is not None:
-            with bugs_told("an attempt past its deadline was not given up"):
-                here.process.forsake(attempt)
+    if stop.reason is StopReason.DEADLINE:
+        _unstruck(lambda: _forsake(attempt))
         raise Ignore(f"celery-awa: the deadline of task {attempt.task_id} is over")
-    ended = None
-    with bugs_told("an attempt that stopped was not recorded"):
-        ended = lifecycle.end(task, request, _transition(task, request, stop))
+    kept = _unstruck(lambda: _message(task, request))
+    transition = _transition(stop, envelope.of_message(task, request, kept))
+    ended = _unstruck(lambda: _end(task, request, transition))
     if lifecycle.superseded(attempt, ended):
         raise Ignore(f"celery-awa: task {attempt.task_id} was cancelled, or has a newer attempt")
     if not isinstance(stop, Park):
-        _send(task, request, attempt, ended, stop)
+        _unstruck(lambda: _send(task, request, attempt, ended, stop, kept))
+        attempt.ended = True  # whatever became of the row: its message is out, nothing cancels it
     logger.info("celery-awa: task %s %s", attempt.task_id, stop)
     raise Ignore(f"celery-awa: task {attempt.task_id} {stop}")
 
 
-def _transition(task: Any, request: Any, stop: Stop) -> Transition:
-    whole = envelope.of_begun(task, request)
+def _unstruck(step: Callable[[], T]) -> T:
+    """Take a step, again if a time limit strikes in it: that was the body's, which is over.
+
+    Each step is bounded, and may be taken twice.
+    """
+    try:
+        return step()
+    except SoftTimeLimitExceeded:
+        return step()
+
+
+def _forsake(attempt: Attempt) -> None:
+    # What becomes of it is its policy's to say, and a rescuer's to do.
+    if here.process is not None:
+        with bugs_told("an attempt past its deadline was not given up"):
+            here.process.forsake(attempt)
+
+
+def _message(task: Any, request: Any) -> wire.Message | None:
+    made = None
+    with bugs_told("the message of a task that goes on later cannot be made"):
+        made = wire.begun(task, request)
+    return made  # noqa: RET504  # what it raises goes no further
+
+
+def _end(task: Any, request: Any, transition: Transition) -> Ended | None:
+    ended = None
+    with bugs_told("an attempt that stopped was not recorded"):
+        ended = lifecycle.end(task, request, transition)
+    return ended  # noqa: RET504  # as in _message
+
+
+def _transition(stop: Stop, whole: Envelope | None) -> Transition:
     if isinstance(stop, Park):
         return Transition(
             JobState.WAITING_EXTERNAL,
@@ -62,15 +98,23 @@ def _transition(task: Any, request: Any, stop: Stop) -> Transition:
     return Transition(JobState.AVAILABLE, unsent=True, uncounted=True, envelope=whole)
 
 
-def _send(task: Any, request: Any, attempt: Attempt, ended: Ended | None, stop: Stop) -> None:
+def _send(
+    task: Any,
+    request: Any,
+    attempt: Attempt,
+    ended: Ended | None,
+    stop: Stop,
+    kept: wire.Message | None,
+) -> None:
     run = attempt.run_token or (ended.run_token if ended else None)
+    run = run or message.headers_of(request).get(message.RUN)
     lease = attempt.lease or (ended.lease if ended else None)
     eta = None
     if isinstance(stop, Snooze) and stop.seconds > 0:
         eta = datetime.now(timezone.utc) + timedelta(seconds=stop.seconds)
     try:
-        kept = wire.begun(task, request)
-        run = run or message.headers_of(request).get(message.RUN)
+        if kept is None:
+            raise Unsendable("its message cannot be made")
         here.publish(task.app, continuing(kept, run, lease.run_lease if lease else None, eta))
     except Exception as exc:
         trouble.warn(
@@ -83,14 +127,20 @@ def _send(task: Any, request: Any, attempt: Attempt, ended: Ended | None, stop: 
             raise Reject(exc, requeue=True) from exc
         return
     if ended is not None and ended.lease is not None and here.process is not None:
-        # The message is out: whatever happens here, the task must not hear of it.
+        # The message is out: whatever happens here, the task must not hear of it. Where the end is
+        # not known yet, it is sent once more when that is written: the first copy may come too
+        # early to be taken for the next of the run.
         with bugs_told("a message that was sent still counts as unsent"):
             here.process.sent(ended.lease)
 
 
-def again_in_memory(attempt: Attempt, stop: Stop) -> None:
+def again_in_memory(attempt: Attempt, stop: Stop, times: int) -> None:
     """In eager mode the attempt goes on at once, from its checkpoint, as an eager retry does."""
     if isinstance(stop, Park):
         raise NotInAttempt("wait_for_callback: nobody can call back in eager mode") from None
+    if times > MOST_IN_MEMORY:
+        raise NotInAttempt(
+            f"it left off {MOST_IN_MEMORY} times; in eager mode it goes on at once, without a wait"
+        ) from None
     attempt.resumption = None
     attempt.start_from(attempt.buffer.value())

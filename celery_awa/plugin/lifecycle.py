@@ -73,10 +73,11 @@ def _new_attempt(task: Any, request: Any) -> Attempt:
 
 
 def _terms(task: Any, request: Any) -> Terms:
+    # Nobody is asked to stop where nobody keeps what it would go on from.
+    bounded = not request.is_eager and here.process is not None
     return Terms(
-        # In eager mode nobody is asked to stop.
-        deadline=None if request.is_eager else task.deadline,
-        max_runtime=None if request.is_eager else task.max_runtime,
+        deadline=task.deadline if bounded else None,
+        max_runtime=task.max_runtime if bounded else None,
         version=task.checkpoint_version,
         migrate=task.migrate_checkpoint,
     )

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 
 from celery.exceptions import SoftTimeLimitExceeded, TaskPredicate
 
-from ..errors import NotInAttempt, StoreUnavailable
+from ..errors import CallbackFailed, NotInAttempt, StoreUnavailable
 from ..progress import DEFAULT_LIMIT
 from ..progress_values import encode_pairs
 from ..resume.item_errors import ItemErrors
@@ -139,9 +139,11 @@ class Resuming(Reporting):
     def callback_token(self, *, name: str = _NAME) -> str:
         """What somebody outside is to pass to ``Client.complete_callback`` or ``fail_callback``.
 
-        Made once an attempt for a name; made under another name, or in a newer attempt, it is
-        refused from then on. It is a secret: whoever has it can answer. Waits for the database, and
-        raises StoreUnavailable after 5 seconds, LeaseLost, and NotInAttempt outside an attempt.
+        Asked again for the same name it is the same; from when one is made for another name, or in
+        a newer attempt, it is refused. It is a secret: whoever has it can answer. Waits for the
+        database, and raises StoreUnavailable after 5 seconds, LeaseLost, NotInAttempt outside an
+        attempt, CallbackFailed as ``wait_for_callback``, and ValueError where the callback has
+        been answered: look into ``callbacks`` before you ask.
         """
         return self._awa_inside("callback_token").callback_token(_checked_name(name))
 
@@ -151,7 +153,8 @@ class Resuming(Reporting):
         The job waits without a worker, for ``timeout`` seconds at most (None: for ever), and then
         goes on from its checkpoint in a new attempt, which finds the payload here. In time out it
         is treated by ``lost_policy``; ``fail_callback`` fails it. Raises as ``callback_token`` and
-        ``interrupt`` do, and ValueError for a timeout that is not allowed.
+        ``interrupt`` do, CallbackFailed where that came while the task ran, and ValueError for a
+        timeout that is not allowed.
         """
         attempt = self._awa_inside("wait_for_callback")
         if timeout is not None and (not _is_number(timeout) or not 0 < timeout < _LONGEST):
@@ -161,6 +164,8 @@ class Resuming(Reporting):
         callbacks = attempt.callbacks
         if _checked_name(name) in callbacks:
             return callbacks[name]
+        if name in attempt.refused:
+            raise CallbackFailed(attempt.refused[name])
         raise Park(attempt.callback_token(name), timeout)
 
     @property

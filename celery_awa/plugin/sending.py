@@ -1,5 +1,7 @@
 """Called on the rescue thread, or in the command ``rescue``: messages sent again, and ends told.
 
+``continuing`` is called on the task's thread too.
+
 Past the task's class, whose ``apply_async`` may be somebody else's, and also where this app
 does not register the task.
 """

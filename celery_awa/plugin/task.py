@@ -18,6 +18,9 @@ from . import leaving, lifecycle, options, retrying, signals, verdict
 from .current import attempt_of, running
 from .resuming import Resuming
 
+#: Seconds after which a task that newer code has left is looked at again.
+_UNTIL_NEWER = 30.0
+
 
 class AwaMixin(Resuming):
     """Progress and checkpoints for a Celery task class; goes first among its bases.
@@ -64,9 +67,12 @@ class AwaMixin(Resuming):
         """Make the checkpoint that code of another ``version`` left fit; yours to override.
 
         Called on the task's thread before its body, with a copy. What it returns is the checkpoint;
-        None, which it returns by default, discards it. Keys that begin with ``awa`` hold loops and
-        steps: leave them out to begin those anew.
+        None discards it. Keys that begin with ``awa`` hold loops and steps: leave them out to begin
+        those anew. By default an older version's is discarded, and before a newer one's the task
+        snoozes, since in a deploy a worker with newer code will take it.
         """
+        if version > self.checkpoint_version:
+            self.snooze(_UNTIL_NEWER)
         return None
 
     @classmethod
@@ -87,7 +93,6 @@ class AwaMixin(Resuming):
                 attempt.migrate()
                 result = self._awa_body(attempt, args, kwargs)
         except Stop as stop:
-            lifecycle.settle(attempt)
             leaving.leave(self, request, attempt, stop)
         except BaseException as exc:
             lifecycle.settle(attempt)
@@ -106,6 +111,7 @@ class AwaMixin(Resuming):
             # (eager mode). Marked as its patch marks it, so that a nested call still gets its own.
             request._protected = 1
             call = self.run  # type: ignore[attr-defined]  # celery.Task's
+        times = 0
         while True:
             try:
                 return call(*args, **kwargs)
@@ -113,7 +119,8 @@ class AwaMixin(Resuming):
                 if not request.is_eager:
                     raise
                 lifecycle.settle(attempt)
-                leaving.again_in_memory(attempt, stop)
+                times += 1
+                leaving.again_in_memory(attempt, stop, times)
 
     def retry(self, *args: Any, **kwargs: Any) -> Any:
         """Celery's ``retry``; the row is written before its message is published."""

@@ -1,4 +1,4 @@
-"""Runs in the worker where a message is received, and where an envelope is made of it.
+"""Runs where a message is received, where an envelope is made of it, and where it goes out again.
 
 A task's message as the broker carries it: the one that was received, byte for byte, or the one
 that Celery would publish to continue the task. Canvas (callbacks, errbacks, chain, chord) is a

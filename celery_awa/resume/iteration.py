@@ -119,7 +119,8 @@ class Iteration(Iterator[Any]):
         if self._attempt is None:
             return
         self._commits = True
-        self._stand_still(self._resumption.kept_loop(self.name))
+        if self._beside is None:
+            self._stand_still(self._resumption.kept_loop(self.name))
         self._attempt.commit(connection, {COMMITTED_STATE: {self.name: loop_state(after)}})
 
     # --- for the resumption ---

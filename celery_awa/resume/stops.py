@@ -12,6 +12,9 @@ from ..model import StopReason
 class Stop(BaseException):
     """The attempt leaves off here, and the task goes on later: let it pass."""
 
+    #: What asked the task to stop, if anything did.
+    reason: StopReason | None = None
+
 
 class Interrupt(Stop):
     """The task goes on as soon as a worker takes it; ``reason``: what asked it to stop, if any."""

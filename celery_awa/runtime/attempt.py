@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..errors import InvalidProgress, LeaseLost, NotInAttempt, StoreUnavailable
+from ..errors import CallbackFailed, InvalidProgress, LeaseLost, NotInAttempt, StoreUnavailable
 from ..model import Claim, Envelope, Lease, NewAttempt, Snapshot, StopReason, Verdict
 from ..progress import ProgressBuffer
 from ..progress_brief import UNSET, Unset
@@ -87,7 +87,13 @@ class Attempt:
         self._acknowledged = 0
         self._found = Checkpoint(terms.version, terms.migrate)
         self._stamped = not terms.version
+        #: What was reported before the claim brought another version's checkpoint.
+        self._early: dict[str, Any] = {}
+        #: Whether a migrated checkpoint is not known to be written.
+        self._moved = False
         self._callbacks: dict[str, Any] = {}
+        #: Callbacks of this run that failed while it ran, by name, with what was said.
+        self.refused: dict[str, str] = {}
         #: Name and id of the callback that was announced last.
         self._expected: tuple[str, str] | None = None
 
@@ -110,7 +116,9 @@ class Attempt:
         self._merge(values)
 
     def _merge(self, values: Mapping[str, Any]) -> None:
-        if self._stamped or not values:
+        self.migrate()
+        # Before the claim it may yet be laid over what another version left, whose stamp stays.
+        if self._stamped or not values or (self.claim is None and self._desk is not None):
             self.buffer.update_metadata(values)
             return
         self.buffer.update_metadata(self._found.stamped(values))
@@ -156,9 +164,12 @@ class Attempt:
 
     def migrate(self) -> None:
         """Have the task make an older version's checkpoint fit, once (the task's thread)."""
-        made = self._found.migrated()
-        if made:
-            self._merge(made)
+        if self._found.unmigrated:
+            made = self._found.migrated()
+            left = {**made, **self._early}
+            self.buffer.replace_metadata(self._found.stamped(left) if left else left)
+            self._stamped = bool(left) or not self.terms.version
+            self._moved = True
 
     def keep(self, state: Mapping[str, Any]) -> None:
         """Replace what the task's loops and steps keep."""
@@ -191,6 +202,12 @@ class Attempt:
             self._merge(self._found.beside_committed(values))
             return
         self._learn()
+        self.migrate()
+        if self._moved:
+            # The first values of this version take the place of all that another committed.
+            if not self.flush_progress(READ_TIMEOUT):
+                raise LeaseLost
+            self._moved = False
         if self.ended or self.lost or not self._desk.commit(self, connection, values):
             raise LeaseLost
 
@@ -216,6 +233,13 @@ class Attempt:
         self._learn()
         if self.lease is None or self.ended:
             raise LeaseLost
+        if name in self.refused:
+            raise CallbackFailed(self.refused[name])
+        if name in self._callbacks:
+            raise ValueError(
+                f"callback {name!r} was answered in this run: look for it in self.callbacks before "
+                "asking, or ask under another name"
+            )
         # The job's id, to find it by, and what cannot be guessed.
         callback_id = f"{self.lease.job_id}-{secrets.token_urlsafe(24)}"
         if not self._desk.expect_callback(self, callback_id, name, timeout):
@@ -287,6 +311,9 @@ class Attempt:
             self._callbacks = {
                 name: answer["payload"] for name, answer in answers.items() if "payload" in answer
             }
+            self.refused = {
+                name: answer["error"] for name, answer in answers.items() if "error" in answer
+            }
             self.lease, self.number = claim.lease, claim.attempt
             self.run_token = claim.run_token
             self.confirmed_at = sent_at
@@ -304,11 +331,17 @@ class Attempt:
         """Begin with kept progress; False if not all that was reported before fits beside it."""
         # Whatever is in the row was perhaps edited by hand: what is no object is no progress.
         kept = kept if isinstance(kept, dict) else {}
-        if not self._found.found(kept.get("metadata"), committed):
-            kept = {key: value for key, value in kept.items() if key != "metadata"}
+        reported = (self.buffer.value() or {}).get("metadata") or {}
+        fits = self._found.found(kept.get("metadata"), committed)
+        complete = self.buffer.lay_over(kept)
+        if not fits:
+            self._early = reported  # it lies over the old one, until the task has migrated that
         elif kept.get("metadata"):
             self._stamped = True
-        return self.buffer.lay_over(kept)
+        elif reported and not self._stamped:
+            self.buffer.update_metadata(self._found.stamped({}))
+            self._stamped = True
+        return complete
 
     def unclaim(self) -> None:
         """The row was deleted for a replacement that was never sent: begin anew without one."""

@@ -35,7 +35,7 @@ class Checkpoint:
         self._old: tuple[dict[str, Any], int] | None = None
 
     def found(self, metadata: object, committed: object) -> bool:
-        """Take over what the row held; False where its metadata is not to be gone on from."""
+        """Take over what the row held; False where the task is to migrate it first."""
         # What is in the row was perhaps edited by hand: what is no object is no checkpoint.
         kept = metadata if isinstance(metadata, dict) else {}
         more = committed if isinstance(committed, dict) else {}
@@ -52,24 +52,28 @@ class Checkpoint:
         return fits
 
     def _take(self, kept: Mapping[str, Any]) -> None:
-        if not self.committed and COMMITTED_STATE in kept:
+        if COMMITTED_STATE in kept:
             # In eager mode, and where an operator or the task made one, there is one part.
-            self.committed = MappingProxyType({COMMITTED_STATE: kept[COMMITTED_STATE]})
+            states = {**kept[COMMITTED_STATE], **self.committed.get(COMMITTED_STATE, {})}
+            self.committed = MappingProxyType({**self.committed, COMMITTED_STATE: states})
         self.values = MappingProxyType({**kept, **self.committed})
 
-    def migrated(self) -> Mapping[str, Any] | None:
-        """What the task makes of an older version's metadata, once; None: nothing is to be kept.
+    @property
+    def unmigrated(self) -> bool:
+        """Whether another version's checkpoint was found that the task has not been asked about."""
+        return self._old is not None
+
+    def migrated(self) -> Mapping[str, Any]:
+        """What the task makes of another version's checkpoint, once; empty where it discards it.
 
         For the task's thread: raises whatever the task's ``migrate_checkpoint`` raises.
         """
         if self._old is None:
-            return None
+            return {}
         old, version = self._old
         made = self._migrate(dict(old), version) if self._migrate is not None else None
         self._old = None
-        if made is None:
-            return None
-        made = {key: value for key, value in made.items() if key != VERSION}
+        made = {key: value for key, value in (made or {}).items() if key != VERSION}
         self._take(made)
         return made
 

@@ -91,16 +91,23 @@ class _PageEnd(msgspec.Struct):
     run_in: float | None
     unsent: bool
     uncounted: bool
+    callback_id: str | None = None
+    callback_timeout: float | None = None
 
 
 def to_page(transition: Transition) -> bytes:
-    """An end as a child leaves it on its page, for the worker to write if the child dies."""
+    """An end as a child leaves it on its page, for the worker to write if the child dies.
+
+    Without the envelope, which has no room there: the row keeps that of the claim.
+    """
     end = _PageEnd(
         transition.to.value if transition.to else None,
         None if transition.error is None else clean(transition.error),
         transition.run_in,
         transition.unsent,
         transition.uncounted,
+        transition.callback_id,
+        transition.callback_timeout,
     )
     while len(data := msgspec.json.encode(end)) > END_BYTES and end.error:
         end.error = end.error[: len(end.error) // 2]  # control characters take six bytes each
@@ -119,4 +126,6 @@ def from_page(data: bytes) -> Transition:
         run_in=end.run_in,
         unsent=end.unsent,
         uncounted=end.uncounted,
+        callback_id=end.callback_id,
+        callback_timeout=end.callback_timeout,
     )

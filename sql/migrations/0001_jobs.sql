@@ -427,7 +427,9 @@ BEGIN
         AND t.state IN ('available', 'retryable', 'scheduled', 'waiting_external');
     answered := waits AND t.callback_id IS DISTINCT FROM job.callback_id;
     IF answered THEN
-        t.error := coalesce(job.callbacks -> job.callback_name ->> 'error', t.error);
+        t.error := coalesce(
+            'CallbackFailed: ' || (job.callbacks -> job.callback_name ->> 'error'), t.error
+        );
         t.state := CASE WHEN t.error IS NULL THEN 'available' ELSE 'failed' END;
     END IF;
     IF t.error IS NOT NULL THEN

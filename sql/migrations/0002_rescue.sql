@@ -317,7 +317,7 @@ BEGIN
     END IF;
     IF job.state = 'waiting_external' AND p_answer ? 'error' THEN
         job.state := 'failed';
-        job.errors := {schema}.with_error(job, p_answer ->> 'error');
+        job.errors := {schema}.with_error(job, 'CallbackFailed: ' || (p_answer ->> 'error'));
         job.finalized_at := now();
         job.send_after := now();
     ELSIF job.state = 'waiting_external' THEN
@@ -402,6 +402,11 @@ BEGIN
         job.progress_at := NULL;
         job.progress_generation := 0;
     END IF;
+    -- What failed outside is to be asked for anew.
+    job.callbacks := (
+        SELECT jsonb_object_agg(c.key, c.value) FROM jsonb_each(job.callbacks) c
+        WHERE NOT c.value ? 'error'
+    );
     job.state := 'available';
     job.run_at := NULL;
     job.send_after := now();

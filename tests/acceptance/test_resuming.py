@@ -115,6 +115,26 @@ def test_in_eager_mode_a_task_that_makes_way_goes_on_at_once(client: ModuleType)
     assert seen == [0, 1, 2, 2, 3, 4, 5]
 
 
+def test_in_eager_mode_a_task_that_waits_for_something_outside_ends(client: ModuleType) -> None:
+    def body(self: Any) -> Any:
+        self.snooze(30)
+
+    task = client.app.task(base=AwaTask, bind=True, name="eager.polls", shared=False)(body)
+    with pytest.raises(NotInAttempt, match="100 times"):
+        task.apply().get()
+
+
+def test_a_task_waits_for_newer_code_before_a_checkpoint_that_such_has_left(
+    start: Start, client: ModuleType, jobs: Jobs
+) -> None:
+    start()
+    sent = client.unversioned.delay()
+    job = jobs.wait_for(sent.id, "scheduled")
+    assert job.metadata == {"line": 7, "awa_version": 1}
+    assert job.run_at is not None
+    assert 20 < (job.run_at - (job.attempted_at or job.run_at)).total_seconds() < 40
+
+
 def test_in_eager_mode_nobody_calls_back(client: ModuleType) -> None:
     def body(self: Any) -> Any:
         return self.wait_for_callback(1)

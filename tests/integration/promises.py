@@ -357,6 +357,8 @@ class Promises:
         if not keep:
             self.progress = self.committed = self.answer = None
             self.generation = 0
+        if self.answer is not None and "error" in self.answer:
+            self.answer = None  # what failed outside is to be asked for anew
         self.cancel_asked = False
         self.resends += 1
         self._in_place = 0

@@ -19,6 +19,7 @@ from celery_awa.model import (
     JobState,
     Lease,
     Rescue,
+    Resend,
     Transition,
     UnsentJob,
     Verdict,
@@ -58,6 +59,7 @@ def fail(store: CanonicalStore, token: str) -> Callback:
 replies = pytest.mark.parametrize("reply", [complete, fail])
 PAID = {"payload": {"paid": 7}}
 REFUSED = {"error": "refused by the bank"}
+FAILURE = "CallbackFailed: refused by the bank"
 
 
 def expecting(
@@ -157,7 +159,7 @@ def test_a_failed_callback_fails_the_job_and_that_is_to_be_told(
     assert (job["callback_id"], job["callback_timeout_at"]) == (None, None)
     assert job["finalized_at"] is not None
     (told,) = due(store)
-    assert (told.lease, told.state, told.error) == (lease, JobState.FAILED, "refused by the bank")
+    assert (told.lease, told.state, told.error) == (lease, JobState.FAILED, FAILURE)
 
 
 @pytest.mark.parametrize("payload", [None, 0, "", [], {}, "ü" * 30_000, {"a": [1, {"b": None}]}])
@@ -240,9 +242,7 @@ def test_a_job_fails_that_would_wait_for_what_has_failed_already(
     job = database.row()
     assert (job["state"], job["progress"]) == ("failed", stored())
     assert job["finalized_at"] is not None
-    assert [(one.state, one.error) for one in due(store)] == [
-        (JobState.FAILED, "refused by the bank")
-    ]
+    assert [(one.state, one.error) for one in due(store)] == [(JobState.FAILED, FAILURE)]
 
 
 def test_a_job_does_not_wait_for_a_callback_that_nobody_can_answer_any_more(
@@ -542,16 +542,30 @@ def test_a_fresh_run_knows_nothing_of_the_callbacks_of_the_last(store: Canonical
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_an_operators_retry_keeps_the_answers_and_a_restart_discards_them(
+def test_an_operators_retry_keeps_payloads_and_a_restart_discards_them(
+    store: CanonicalStore, keep: bool
+) -> None:
+    lease, token = expecting(store)
+    complete(store, token)
+    store.end(lease, "first", Transition(JobState.FAILED, envelope=WHOLE))
+    assert store.resend("task", keep_progress=keep) is Resend.DONE
+
+    claim, _ = claimed(store, lost_attempt("second", from_lease=1))
+
+    assert claim.callbacks == ({"callback": {"payload": {"paid": 7}}} if keep else {})
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_what_failed_outside_is_asked_for_anew_after_an_operators_retry(
     store: CanonicalStore, keep: bool
 ) -> None:
     _, token = parked(store)
     fail(store, token)
-    store.resend("task", keep_progress=keep)
+    assert store.resend("task", keep_progress=keep) is Resend.DONE
 
     claim, _ = claimed(store, lost_attempt("second", from_lease=1))
 
-    assert claim.callbacks == ({"callback": REFUSED} if keep else {})
+    assert claim.callbacks == {}
 
 
 def test_a_completed_job_keeps_no_answers(store: CanonicalStore, database: Database) -> None:

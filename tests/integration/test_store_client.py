@@ -278,7 +278,7 @@ def test_a_failed_callback_fails_its_job_with_the_error_cut(
     job = client.get_job("task")
     assert job is not None
     assert job.state is JobState.FAILED
-    assert [one.error for one in job.errors] == ["no " + "ü" * 2_046]
+    assert [one.error for one in job.errors] == ["CallbackFailed: no " + "ü" * 2_046]
 
 
 @pytest.mark.parametrize(
@@ -359,10 +359,14 @@ def test_what_is_documented_for_python_does_what_it_says(
     retried_job(store, "task", JobState.FAILED, envelope=WHOLE, kind="shop.import_rows")
     known = {"client": client, "celery_awa": None}
 
+    # Blocks about callbacks and loops are about other jobs than this one.
+    of_other_jobs = ("<token>", '["awa"]', "rows.item()")
     for block in blocks("python")[1:]:
+        if any(part in block for part in of_other_jobs):
+            continue
         exec(compile(block, "operating.md", "exec"), known)
 
-    assert capsys.readouterr().out.startswith("failed 40 None {'last_id': 40}")
+    assert capsys.readouterr().out.startswith("failed 40 None None {'last_id': 40}")
     job = client.get_job("task")
     assert job is not None
     assert (job.state, job.metadata) == (JobState.AVAILABLE, {})
@@ -378,10 +382,14 @@ def test_what_is_documented_for_sql_does_what_it_says(
             told += [tuple(row.values())[:1] for row in database.execute(statement)]
             database.empty()
 
-    assert told == [("failed",), ("finished",), ("done",), ("done",), (True,), (True,)]
+    done, unknown = ("done",), ("unknown",)  # no job has given out the token
+    assert told == [
+        *(("failed",), ("finished",), done, done, unknown, unknown),
+        *((True,), (True,)),
+    ]
 
 
 def test_every_answer_is_documented() -> None:
     told = set(re.findall(r"^\| `(\w+)` \|", OPERATING, re.MULTILINE))
 
-    assert told == {answer.value for answer in (*Cancel, *Resend)}
+    assert told == {answer.value for answer in (*Callback, *Cancel, *Resend)}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from celery_awa.errors import CheckpointMismatch
@@ -334,6 +334,17 @@ dialects = st.fixed_dictionaries(
 )
 
 
+@example(
+    text="]]\\\n\\",
+    options={
+        "doublequote": True,
+        "escapechar": "\\",
+        "skipinitialspace": False,
+        "quoting": csv.QUOTE_MINIMAL,
+        "quotechar": "]",
+        "delimiter": ",",
+    },
+)
 @settings(max_examples=500, deadline=None)
 @given(text=st.text('a"],^\t\\\n ', max_size=20), options=dialects)
 def test_records_end_where_csv_has_them_end(text: str, options: dict[str, Any]) -> None:

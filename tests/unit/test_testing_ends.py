@@ -156,14 +156,13 @@ def test_only_a_job_that_waits_or_whose_worker_died_expects_its_callback() -> No
         run.resume(payload=1)
 
 
-def test_a_new_token_takes_back_the_answer_to_the_one_before() -> None:
+def test_who_asks_again_what_was_answered_is_told() -> None:
     waiting = run_task(tasks.asking_again, checkpoint={"asked": 1})
     assert waiting.state is JobState.WAITING_EXTERNAL
-    assert waiting.resume(payload="yes").result == "yes"
-    diary.do_at("asked", crash)
-    crashed = waiting.resume(payload="yes")
-    assert crashed.resume().state is JobState.WAITING_EXTERNAL
-    assert diary.lines[-4:] == ["yes", "asked", None, "asked"]
+    asked = waiting.resume(payload="yes")
+    assert asked.state is JobState.FAILED
+    assert isinstance(asked.error, ValueError)
+    assert "was answered in this run" in str(asked.error)
 
 
 @pytest.mark.parametrize(

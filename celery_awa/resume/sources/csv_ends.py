@@ -16,6 +16,7 @@ class RecordEnds:
     def __init__(self, dialect: Any) -> None:
         self._spaces = re.compile(" *" if dialect.skipinitialspace else "")
         self._quote = None if dialect.quoting == csv.QUOTE_NONE else dialect.quotechar
+        self._escape, self._doubles = dialect.escapechar, dialect.doublequote
         self._plain = _run_until(dialect.delimiter + "\n", dialect.escapechar)
         # Without quotes a record goes on in the next line after an escaped line end only.
         self.quoted = self._plain
@@ -37,11 +38,17 @@ class RecordEnds:
                 return place
             if place is not self._plain:
                 place = self._plain  # after the closing quote
+                if self._taken_as_it_is(line, at + 1):
+                    at += 1
             elif line[at] == "\n":
                 return None
             else:
                 place = None  # after the delimiter
             at += 1
+
+    def _taken_as_it_is(self, line: str, at: int) -> bool:
+        """Whether an escape stands there after a closing quote that might have been doubled."""
+        return bool(self._doubles and self._escape and line.startswith(self._escape, at))
 
     def _field(self, line: str, at: int) -> tuple[Place, int]:
         """What the field that begins here is in, and from where on."""

@@ -153,6 +153,14 @@ def leave_versioned(self: Any, version: int) -> dict[str, Any]:
     return {"checkpoint": dict(self.checkpoint), "progress": self.progress}
 
 
+@app.task(base=AwaTask, bind=True, max_retries=1)
+def unversioned(self: Any) -> None:
+    """Leave a checkpoint of newer code, and come again."""
+    begin(self)
+    self.attempt.buffer.update_metadata({"line": 7, "awa_version": 1})
+    raise self.retry(countdown=0)
+
+
 @app.task(base=AwaTask, bind=True)
 def read_lines(self: Any, path: str, fail_at: int) -> str:
     """Read a file by lines, and fail once at one of them."""
