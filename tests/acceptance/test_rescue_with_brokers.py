@@ -220,11 +220,11 @@ def test_eight_workers_restarted_one_by_one_lose_nothing_and_run_nothing_twice_a
 
 def send_until_it_works(worker: Worker, client: ModuleType, diary: Diary) -> list[Any]:
     """Send tasks until a child of this worker is in the midst of one: others may be quicker."""
-    children = worker.children()
     began = len(diary.entries("step"))
     sent = []
 
     def works() -> bool:
+        children = worker.children()
         return any(entry["pid"] in children for entry in diary.entries("step")[began:])
 
     for _ in range(6):

@@ -1,4 +1,4 @@
-"""Tasks that leave off while something strikes, or where nobody keeps what they would go on from."""
+"""Tasks that leave off while something strikes, or where nobody keeps what they would need."""
 
 from __future__ import annotations
 
