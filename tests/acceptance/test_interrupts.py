@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -15,6 +14,7 @@ from tests.acceptance.brokers import on_every_broker
 from tests.acceptance.diary import Diary, Gate
 from tests.acceptance.jobs import Jobs, outcome
 from tests.acceptance.workers import CAN_SPAWN, FAST, Worker
+from tests.waiting import eventually
 
 Start = Callable[..., Worker]
 APP = "tests.acceptance.apps.resuming"
@@ -181,18 +181,32 @@ def test_finished_steps_are_not_run_again(start: Start, client: ModuleType, diar
     assert steps == ["first", "second", "second", "third"]
 
 
-def test_a_task_that_stalls_is_shown_as_such_and_may_be_stopped(
+def test_a_task_that_stalls_is_shown_as_such_and_lives(
     start: Start, client: ModuleType, jobs: Jobs, diary: Diary, gate: Gate
 ) -> None:
     config = {"task_annotations": {"*": {"stall_after": 1, "lost_policy": "fail"}}}
     start(config={**config, "awa_rescue_interval": 0.3})
-    shown = client.stall.delay(gate.path)
-    diary.wait_for("reported", shown.id)
-    job = jobs.wait_for(shown.id, "running")
-    deadline = time.monotonic() + 10
-    while not job.stalled and time.monotonic() < deadline:
-        job = jobs.wait_for(shown.id, "running")
-    assert job.stalled
+    sent = client.stall.delay(gate.path)
+    diary.wait_for("reported", sent.id)
+
+    def stalled() -> bool:
+        return jobs.wait_for(sent.id, "running").stalled
+
+    eventually(stalled, timeout=10, what="a stalled task")
     gate.open()
-    assert outcome(shown) == "None"
-    assert not jobs.wait_for(shown.id, "completed").stalled
+    assert outcome(sent) == "None"
+    assert not jobs.wait_for(sent.id, "completed").stalled
+
+
+def test_a_task_that_stalls_loses_its_job_where_its_policy_says_so(
+    start: Start, client: ModuleType, jobs: Jobs, diary: Diary, gate: Gate
+) -> None:
+    stops = {"stall_after": 1, "stall_policy": "stop", "lost_policy": "fail"}
+    worker = start(config={"task_annotations": {"*": stops}, "awa_rescue_interval": 0.3})
+    sent = client.stall.delay(gate.path)
+    assert "TimeLimitExceeded" in repr(outcome(sent))
+    job = jobs.wait_for(sent.id, "failed")
+    assert "nothing was reported for" in job.errors[0].error
+    assert job.percent == 10
+    # It learns of it by its next heartbeat, and what it returns counts no more.
+    worker.wait_for_log(rf"\[{sent.id}\] ignored")
