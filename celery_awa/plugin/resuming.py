@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 
 from celery.exceptions import SoftTimeLimitExceeded, TaskPredicate
 
-from ..errors import CallbackFailed, NotInAttempt, StoreUnavailable
+from ..errors import NotInAttempt, StoreUnavailable
 from ..progress import DEFAULT_LIMIT
 from ..progress_values import encode_pairs
 from ..resume.item_errors import ItemErrors
@@ -164,8 +164,7 @@ class Resuming(Reporting):
         callbacks = attempt.callbacks
         if _checked_name(name) in callbacks:
             return callbacks[name]
-        if name in attempt.refused:
-            raise CallbackFailed(attempt.refused[name])
+        attempt.answers.raise_if_failed(name)
         raise Park(attempt.callback_token(name), timeout)
 
     @property

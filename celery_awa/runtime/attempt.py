@@ -7,16 +7,16 @@ database thread, so one of the two always sees the other.
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..errors import CallbackFailed, InvalidProgress, LeaseLost, NotInAttempt, StoreUnavailable
+from ..errors import InvalidProgress, LeaseLost, NotInAttempt, StoreUnavailable
 from ..model import Claim, Envelope, Lease, NewAttempt, Snapshot, StopReason, Verdict
 from ..progress import ProgressBuffer
 from ..progress_brief import UNSET, Unset
+from .callbacks import Callbacks
 from .checkpoint import STATE, Checkpoint, check_keys
 from .desk import NO_TERMS, Desk, Terms
 from .page import Page
@@ -91,11 +91,8 @@ class Attempt:
         self._early: dict[str, Any] = {}
         #: Whether a migrated checkpoint is not known to be written.
         self._moved = False
-        self._callbacks: dict[str, Any] = {}
-        #: Callbacks of this run that failed while it ran, by name, with what was said.
-        self.refused: dict[str, str] = {}
-        #: Name and id of the callback that was announced last.
-        self._expected: tuple[str, str] | None = None
+        #: Who outside has answered; known with the claim.
+        self.answers = Callbacks()
 
     # The task and its threads.
 
@@ -219,32 +216,25 @@ class Attempt:
     def callbacks(self) -> Mapping[str, Any]:
         """The payloads of this run's callbacks that have come, by name; waits as ``checkpoint``."""
         self._learn()
-        return self._callbacks
+        return self.answers.payloads
 
     def callback_token(self, name: str, timeout: float = READ_TIMEOUT) -> str:
         """What a callback that this attempt is to wait for is known by, made once.
 
         See :meth:`celery_awa.AwaMixin.callback_token`.
         """
-        if self._expected is not None and self._expected[0] == name:
-            return self._expected[1]
+        known = self.answers.expected(name)
+        if known is not None:
+            return known
         if self._desk is None:
             raise NotInAttempt("nobody can call back in eager mode, or without celery-awa's worker")
         self._learn()
         if self.lease is None or self.ended:
             raise LeaseLost
-        if name in self.refused:
-            raise CallbackFailed(self.refused[name])
-        if name in self._callbacks:
-            raise ValueError(
-                f"callback {name!r} was answered in this run: look for it in self.callbacks before "
-                "asking, or ask under another name"
-            )
-        # The job's id, to find it by, and what cannot be guessed.
-        callback_id = f"{self.lease.job_id}-{secrets.token_urlsafe(24)}"
+        callback_id = self.answers.new_id(name, self.lease.job_id)
         if not self._desk.expect_callback(self, callback_id, name, timeout):
             raise LeaseLost
-        self._expected = (name, callback_id)
+        self.answers.expect(name, callback_id)
         return callback_id
 
     @property
@@ -307,13 +297,7 @@ class Attempt:
         fits = True
         if claim.verdict is Verdict.YOURS and claim.lease is not None:
             fits = self.start_from(claim.progress, claim.committed)
-            answers = claim.callbacks or {}
-            self._callbacks = {
-                name: answer["payload"] for name, answer in answers.items() if "payload" in answer
-            }
-            self.refused = {
-                name: answer["error"] for name, answer in answers.items() if "error" in answer
-            }
+            self.answers.found(claim.callbacks or {})
             self.lease, self.number = claim.lease, claim.attempt
             self.run_token = claim.run_token
             self.confirmed_at = sent_at

@@ -218,7 +218,7 @@ def test_a_callback_that_failed_while_the_task_ran_fails_it_where_it_would_ask_a
     with pytest.raises(ValueError, match="was answered"):
         one.callback_token("carrier")
     assert one.callbacks == {"carrier": 7}
-    assert one.refused == {"bank": "no"}
+    one.answers.raise_if_failed("carrier")
 
 
 def test_the_end_of_a_task_that_waits_comes_whole_from_its_page() -> None:
