@@ -148,6 +148,8 @@ class Iteration(Iterator[Any]):
 
     def _begin(self) -> Generator[Any, None, None]:
         on_item = self._attempt.on_item if self._attempt is not None else None
+        if on_item is not None:
+            self._interval = float("inf")  # in a test the clock decides nothing
         plain = self._options.plain and on_item is None
         return self._plainly() if plain else self._piece_by_piece()
 

@@ -282,6 +282,15 @@ def test_tests_hear_of_each_finished_item_before_it_is_kept(run: Run) -> None:
     assert run.loop("rows")["done"] == 2
 
 
+def test_in_a_test_no_checkpoint_falls_due_by_the_clock(run: Run) -> None:
+    attempt = run.attempt()
+    attempt.on_item = lambda name, count: False
+    rows = attempt.resumption.iterate(range(9), checkpoint_interval=1e-9)
+    for _ in range(5):
+        next(rows)
+    assert run.loop() is None
+
+
 # --- reports ---
 
 
