@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from celery import Celery, Task, current_app, shared_task
+from celery import Celery, Task, _state, current_app, shared_task
 from celery.contrib.django.task import DjangoTask
 from celery.exceptions import Reject
 from celery.signals import task_postrun, task_success
@@ -151,7 +152,13 @@ def test_a_task_may_be_a_class(app: Celery) -> None:
         run_task(Import, path="a.csv")
 
 
-def test_a_shared_task_is_the_task_of_the_current_app(app: Celery) -> None:
+def test_a_shared_task_is_the_task_of_the_current_app(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Celery gives it to every app that lives and will, those of other tests too.
+    monkeypatch.setattr(_state, "_apps", weakref.WeakSet([app]))
+    monkeypatch.setattr(_state, "_on_app_finalizers", set())
+
     @shared_task(base=AwaTask, bind=True, name=f"shared {app.conf.task_always_eager}")
     def shared(self: Any) -> bool:
         return self.app is app
