@@ -220,12 +220,13 @@ def test_numbers_that_are_equal_come_twice_though_they_look_otherwise(
 def test_texts_that_a_collation_has_equal_come_twice(
     connection: psycopg.Connection[Any],
 ) -> None:
-    if not connection.execute("SELECT 1 FROM pg_collation WHERE collprovider = 'i'").fetchone():
+    try:
+        connection.execute(
+            "CREATE COLLATION any_case"
+            " (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+        )
+    except psycopg.errors.FeatureNotSupported:
         pytest.skip("this PostgreSQL was built without ICU, so its collations are deterministic")
-    connection.execute(
-        "CREATE COLLATION any_case"
-        " (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
-    )
     table(connection, "name text COLLATE any_case", "VALUES ('a'), ('A')")
     with pytest.raises(ValueError, match="several rows have the key"):
         items(Query(connection, "SELECT * FROM sold", "name", page_size=1))
