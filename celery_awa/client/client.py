@@ -18,7 +18,7 @@ from ..errors import (
 from ..model import Callback, Cancel, Job, JobState, Resend
 from ..progress import DEFAULT_LIMIT
 from ..progress_values import encode_pairs
-from ..runtime.ending import clean, error_text
+from ..runtime.ending import clean, error_text, is_storable
 from ..settings import read_settings
 from ..store import canonical, embedded
 from ..store.connection import check_url, connect_by
@@ -161,7 +161,7 @@ class Client:
         """Ask about one task; ``unknown`` where no job can have this id."""
         if not isinstance(task_id, str):
             raise TypeError(f"task_id must be a text, not {type(task_id).__name__}")
-        return self._of_job(question) if _is_storable(task_id) else unknown
+        return self._of_job(question) if is_storable(task_id) else unknown
 
     def _answer(self, token: str, question: Callable[[Store], Callback]) -> Callback:
         if not isinstance(token, str):
@@ -251,14 +251,6 @@ def _payload(value: Any, limit: int) -> str:
     if size > limit:
         raise ProgressTooLarge(size, limit)
     return text
-
-
-def _is_storable(text: str) -> bool:
-    """Whether Postgres takes it as a text."""
-    try:
-        return b"\0" not in text.encode()
-    except UnicodeEncodeError:
-        return False
 
 
 def _state(state: JobState | str) -> JobState:

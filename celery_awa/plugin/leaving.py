@@ -19,7 +19,7 @@ from ..resume.stops import Park, Snooze, Stop
 from ..runtime.attempt import Attempt
 from ..runtime.ending import error_text
 from ..runtime.trouble import logger
-from . import envelope, lifecycle, message, wire
+from . import envelope, lifecycle, wire
 from .current import bugs_told, here, trouble
 from .sending import continuing
 
@@ -106,16 +106,14 @@ def _send(
     stop: Stop,
     kept: wire.Message | None,
 ) -> None:
-    run = attempt.run_token or (ended.run_token if ended else None)
-    run = run or message.headers_of(request).get(message.RUN)
-    lease = attempt.lease or (ended.lease if ended else None)
+    run, lease = lifecycle.continued_by(request, attempt, ended)
     eta = None
     if isinstance(stop, Snooze) and stop.seconds > 0:
         eta = datetime.now(timezone.utc) + timedelta(seconds=stop.seconds)
     try:
         if kept is None:
             raise Unsendable("its message cannot be made")
-        here.publish(task.app, continuing(kept, run, lease.run_lease if lease else None, eta))
+        here.publish(task.app, continuing(kept, run, lease, eta))
     except Exception as exc:
         trouble.warn(
             "publish",

@@ -151,6 +151,16 @@ def superseded(attempt: Attempt, ended: Ended | None) -> bool:
     return ended is not None and ended.answer is Answer.GONE
 
 
+def continued_by(
+    request: Any, attempt: Attempt, ended: Ended | None
+) -> tuple[str | None, int | None]:
+    """What the next message of a run names: the run, and the lease that it continues."""
+    named = message.headers_of(request).get(message.RUN)
+    run = attempt.run_token or (ended.run_token if ended else None) or named
+    lease = (ended.lease if ended is not None else None) or attempt.lease
+    return run, None if lease is None else lease.run_lease
+
+
 def note_raised(request: Any, exc: BaseException) -> None:
     """Remember of an exception what the end of the attempt needs; not the exception itself."""
     request.awa_requeue = exc.requeue if isinstance(exc, Reject) else None

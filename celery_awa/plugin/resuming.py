@@ -20,7 +20,7 @@ from ..resume.step import Step
 from ..resume.stops import Park, Snooze
 from ..runtime.attempt import Attempt
 from ..runtime.checkpoint import check_keys
-from ..runtime.ending import error_text
+from ..runtime.ending import error_text, is_storable
 from .current import trouble
 from .reporting import NOTHING, Reporting
 
@@ -228,7 +228,7 @@ def _later_without_database(attempt: Attempt | None) -> Iterator[None]:
 
 
 def _checked_name(name: Any) -> str:
-    if not isinstance(name, str) or not 0 < len(name) <= _MOST_CHARACTERS or "\0" in name:
+    if not isinstance(name, str) or not 0 < len(name) <= _MOST_CHARACTERS or not is_storable(name):
         raise ValueError(
             f"name is {name!r}; it must be a text of 1 to {_MOST_CHARACTERS} characters"
         )

@@ -78,14 +78,12 @@ class Retrying:
 
 def name_run(request: Any, signature: Any, attempt: Attempt, ended: Ended | None) -> None:
     """Put the run's name and the lease that it continues into the next message's headers."""
+    run, lease = lifecycle.continued_by(request, attempt, ended)
     headers = dict(signature.options.get("headers") or {})
-    named = message.headers_of(request).get(message.RUN)
-    run = attempt.run_token or (ended.run_token if ended else None) or named
     if run:
         headers[message.RUN] = run
-    lease = ended.lease if ended is not None else attempt.lease
     if lease is not None:
-        headers[message.FROM] = lease.run_lease
+        headers[message.FROM] = lease
     signature.options["headers"] = headers
 
 

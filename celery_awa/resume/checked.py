@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from ..runtime.ending import is_storable
+
 _MOST_CHARACTERS = 100
 
 #: What a loop says it does: a text, or a function of the item.
@@ -33,7 +35,7 @@ def name_of(what: str, value: Any) -> str:
     """The value; ValueError or TypeError unless it can name a loop or a step."""
     if not isinstance(value, str):
         raise TypeError(f"the name of a {what} must be a text, not {type(value).__name__}")
-    if not 0 < len(value) <= _MOST_CHARACTERS or "/" in value or not _storable(value):
+    if not 0 < len(value) <= _MOST_CHARACTERS or "/" in value or not is_storable(value):
         raise ValueError(
             f"the name of a {what} is {value!r}; it must have 1 to {_MOST_CHARACTERS} characters "
             "and no slash"
@@ -58,12 +60,3 @@ def message(value: Any) -> Message:
         raise TypeError(f"message is {value!r}; it must be a text, a function of the item or None")
     told: Message = value
     return told
-
-
-def _storable(text: str) -> bool:
-    """Whether Postgres takes it: without NUL characters and lone surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in text

@@ -85,6 +85,11 @@ def clean(text: str) -> str:
     return text.replace("\0", "").encode("utf-8", "replace").decode("utf-8")
 
 
+def is_storable(text: str) -> bool:
+    """Whether Postgres takes it as it is."""
+    return clean(text) == text
+
+
 class _PageEnd(msgspec.Struct):
     to: str | None
     error: str | None

@@ -83,6 +83,7 @@ def test_outside_an_attempt_input_is_checked_all_the_same(client: ModuleType) ->
         (lambda self: self.wait_for_callback(0), "timeout is 0"),
         (lambda self: self.wait_for_callback(True), "timeout is True"),
         (lambda self: self.callback_token(name=""), "name is ''"),
+        (lambda self: self.callback_token(name="a\ud800"), "name is 'a"),
     ],
 )
 def test_what_a_verb_does_not_take_is_told_and_the_task_goes_on(

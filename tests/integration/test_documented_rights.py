@@ -13,6 +13,7 @@ from psycopg import errors
 from psycopg.conninfo import make_conninfo
 
 from celery_awa import Client, migrate
+from celery_awa.store.through import checkpoint_through
 from tests.conftest import SCHEMA
 
 from .jobs import running
@@ -72,6 +73,21 @@ def test_a_worker_can_do_all_that_it_does(url_of: UrlOf, store_on: StoreOn) -> N
     run(url_of("worker"), documented("worker"))
     with pytest.raises(errors.InsufficientPrivilege):
         run(url_of("worker"), f"CREATE TABLE {SCHEMA}.another ()")
+
+
+def test_a_connection_with_a_workers_rights_can_commit_a_checkpoint(
+    url_of: UrlOf, store_on: StoreOn
+) -> None:
+    lease = running(store_on(url_of("worker")), "runs")
+    with psycopg.connect(url_of("worker")) as connection:
+        assert checkpoint_through(connection, SCHEMA, lease, "first", 0, '{"last_id": 7}')
+    with Client(url_of("reader")) as client:
+        job = client.get_job("runs")
+        assert job
+        assert job.committed == {"last_id": 7}
+    reader = psycopg.connect(url_of("reader"))
+    with reader, pytest.raises(errors.InsufficientPrivilege):
+        checkpoint_through(reader, SCHEMA, lease, "first", 0, '{"last_id": 8}')
 
 
 def test_a_reader_sees_jobs_but_no_envelopes(url_of: UrlOf, store_on: StoreOn) -> None:
